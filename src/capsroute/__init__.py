@@ -21,7 +21,24 @@ _HOME = {
 }
 _MODULES = ("analysis", "data", "figures", "losses", "models", "ops", "routing", "testing", "training")
 
-__all__ = [*_HOME, *_MODULES]  # noqa: PLE0604  names are strings by construction
+__all__ = [
+    "CapsNet",
+    "Capsules",
+    "ConvCapsules1d",
+    "ConvCapsules2d",
+    "ConvCapsules3d",
+    "DenseCapsules",
+    "PrimaryCapsules",
+    "analysis",
+    "data",
+    "figures",
+    "losses",
+    "models",
+    "ops",
+    "routing",
+    "testing",
+    "training",
+]
 
 if TYPE_CHECKING:
     from capsroute import analysis, data, figures, losses, models, ops, routing, testing, training

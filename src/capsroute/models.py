@@ -1,0 +1,284 @@
+"""The paper's network (its architecture table), and the convolutional network it is compared with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsroute.capsules import Capsules
+from capsroute.geometry import output_space
+from capsroute.layers import CapsuleLayer, ConvCapsules2d, DenseCapsules, Fused, PrimaryCapsules, pose_shape
+from capsroute.norms import BatchNorm2d, PoseNorm
+from capsroute.routing import LayerShape, Routing, RoutingFactory, by_name, resolve
+from capsroute.routing.tiling import DEFAULT_BUDGET
+from capsroute.votes import Start
+
+# The paper's settings for its three routed layers: "the deeper layers have more parameters".
+PAPER_OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "similarity": ({"components": 4}, {"components": 4}, {"components": 10}),
+    "connectionist": (
+        {"f_hidden": (), "g_hidden": (), "units": 16},
+        {"f_hidden": (32, 32), "g_hidden": (64, 64), "units": 16},
+        {"f_hidden": (64, 64), "g_hidden": (124, 124), "units": 16},
+    ),
+}
+
+
+class CapsNet(nn.Module):
+    """The paper's network: convolution, primary capsules, convolutional capsules, class capsules.
+
+    `net(images)` gives `Capsules` of the classes: activations and logits `[B, classes]`, poses `[B, classes, r, c]`.
+
+    Args:
+        routing: a name, a constructor's result, a `Routing`, or one of these for each capsule layer.
+        routing_options: for a routing given by name; they go over the paper's own for each layer.
+        image_size: side of the square images, or (height, width).
+        stem: channels, kernel size and stride of the first convolution; `stem_padding=2` gives the shapes of the
+            paper's table, 0 its 86K weights.
+        primary: types of primary capsules.
+        capsules: types, kernel size and stride of each convolutional capsule layer.
+        coordinate_addition: class capsules share matrices between positions and are told where votes come from.
+        shared_class_weights: share those matrices without (or with) coordinate addition.
+        normalise: votes by W / ||W||_F (eq. 1).
+        pose_norm: `scale` divides poses between layers by their root mean square for each type.
+        share_routing: one routing module for the whole network ("either for each layer or each network").
+        faithful: nothing that the paper does not mention: no pose norm, weights start as noise, beta_3 at zero.
+        decoder: hidden widths of a reconstruction network (Sabour et al. 2017), see `reconstruct`.
+    """
+
+    def __init__(
+        self,
+        routing: str | Routing | RoutingFactory | Sequence[str | Routing | RoutingFactory] = "similarity",
+        *,
+        image_size: int | Sequence[int] = 32,
+        in_channels: int = 1,
+        classes: int = 5,
+        routing_options: Mapping[str, Any] | None = None,
+        stem: Sequence[int] = (64, 5, 2),
+        stem_padding: int = 0,
+        primary: int = 8,
+        capsules: Sequence[Sequence[int]] = ((16, 3, 2), (16, 3, 1)),
+        pose: int | Sequence[int] = (4, 4),
+        coordinate_addition: bool = False,
+        shared_class_weights: bool | None = None,
+        normalise: bool = True,
+        pose_norm: Literal["scale"] | None = "scale",
+        weight_start: Start = "identity",
+        share_routing: bool = False,
+        faithful: bool = False,
+        decoder: Sequence[int] = (),
+        fused: Fused = "auto",
+        vote_budget: int | None = DEFAULT_BUDGET,
+    ) -> None:
+        super().__init__()
+        self.config = {k: v for k, v in locals().items() if k not in ("self", "__class__", "fused", "vote_budget")}
+        if classes < 1 or in_channels < 1:
+            raise ValueError(f"classes={classes}, in_channels={in_channels}: a network needs at least one of each")
+        if pose_norm not in ("scale", None):
+            raise ValueError(f"pose_norm={pose_norm!r}: choose 'scale' or None")
+        self.image_size = (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
+        self.in_channels, self.classes = in_channels, classes
+        self.pose = pose_shape(pose)
+        if faithful:
+            pose_norm, weight_start = None, "noise"
+
+        channels, kernel, stride = stem
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, channels, kernel, stride, stem_padding), nn.ReLU(), BatchNorm2d(channels)
+        )
+        self.primary = PrimaryCapsules(channels, primary, pose=self.pose)
+        space = output_space(self.image_size, (kernel,) * 2, (stride,) * 2, (stem_padding,) * 2, (1, 1))
+        shapes = _layer_shapes(space, primary, capsules, classes, self.pose)
+        routings = _routings(routing, shapes, dict(routing_options or {}), share_routing, faithful)
+        common: dict[str, Any] = {
+            "pose": self.pose,
+            "normalise": normalise,
+            "weight_start": weight_start,
+            "fused": fused,
+            "vote_budget": vote_budget,
+        }
+        layers: list[CapsuleLayer] = []
+        types = primary
+        for (out, kernel, stride), chosen in zip(capsules, routings, strict=False):
+            layer = ConvCapsules2d(types, out, kernel, stride, routing=chosen, **common)
+            space, types = layer.output_space(space), out
+            layers.append(layer)
+        shared = coordinate_addition if shared_class_weights is None else shared_class_weights
+        layers.append(
+            DenseCapsules(
+                types,
+                classes,
+                space=space,
+                coordinate_addition=coordinate_addition,
+                shared=shared,
+                routing=routings[-1],
+                **common,
+            )
+        )
+        self.layers = nn.ModuleList(layers)
+        inputs = [layer.in_channels for layer in layers]
+        self.norms = nn.ModuleList([PoseNorm(n) if pose_norm else nn.Identity() for n in inputs])
+        self.decoder = Decoder(classes, self.pose, in_channels, self.image_size, decoder) if decoder else None
+
+    def primary_capsules(self, images: Float[Tensor, "B F H W"]) -> Capsules:
+        """The capsules that the first routed layer sees, before their norm."""
+        if images.dim() != 4 or tuple(images.shape[1:]) != (self.in_channels, *self.image_size):
+            raise ValueError(
+                f"images have shape {list(images.shape)}; this network takes [batch, {self.in_channels}, "
+                f"{self.image_size[0]}, {self.image_size[1]}]; pass image_size= and in_channels= when building it"
+            )
+        caps: Capsules = self.primary(self.stem(images))
+        return caps
+
+    def route(self, caps: Capsules) -> Capsules:
+        """The class capsules, from primary capsules."""
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            caps = layer(norm(caps))
+        return caps
+
+    def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
+        return self.route(self.primary_capsules(images))
+
+    def reconstruct(self, caps: Capsules, labels: Tensor | None = None) -> Float[Tensor, "B F H W"]:
+        """The image as one class capsule remembers it: that of `labels`, or of the most active class."""
+        if self.decoder is None:
+            raise ValueError("this network has no decoder; build it with decoder=(512, 1024)")
+        drawn: Tensor = self.decoder(caps, caps.activations.argmax(1) if labels is None else labels)
+        return drawn
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` and `model.safetensors` into `folder`."""
+        from capsroute.pretrained import save
+
+        save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **overrides: Any) -> CapsNet:
+        """The network saved in a folder, or one that ships with capsroute, by name."""
+        from capsroute.pretrained import load
+
+        net = load(name, **overrides)
+        if not isinstance(net, cls):
+            raise ValueError(f"{name} holds a {type(net).__name__}, not a {cls.__name__}")
+        return net
+
+
+def _layer_shapes(
+    space: tuple[int, ...], types: int, capsules: Sequence[Sequence[int]], classes: int, pose: tuple[int, int]
+) -> list[LayerShape]:
+    shapes = []
+    for out, kernel, stride in capsules:
+        shapes.append(LayerShape(kernel * kernel * types, out, pose))
+        space, types = output_space(space, (kernel,) * 2, (stride,) * 2, (0, 0), (1, 1)), out
+    return [*shapes, LayerShape(space[0] * space[1] * types, classes, pose)]
+
+
+def _routings(
+    routing: str | Routing | RoutingFactory | Sequence[str | Routing | RoutingFactory],
+    shapes: list[LayerShape],
+    options: dict[str, Any],
+    share: bool,
+    faithful: bool,
+) -> list[str | Routing | RoutingFactory]:
+    """One routing for each layer; a name gets the paper's options for that layer."""
+    if isinstance(routing, Sequence) and not isinstance(routing, str):
+        if len(routing) != len(shapes):
+            raise ValueError(f"{len(routing)} routings for {len(shapes)} capsule layers; pass one, or one for each")
+        if share or options:
+            raise ValueError("share_routing and routing_options go with one routing; a list already says all")
+        return list(routing)
+    chosen: list[str | Routing | RoutingFactory] = [routing] * len(shapes)
+    if isinstance(routing, str):
+        control = options.get("control", "similarity") if routing == "uniform" else routing
+        plain = {"calibrate": False} if faithful and control == "similarity" else {}
+        table = PAPER_OPTIONS.get(control, ({},))
+        # networks of another depth: the class layer has the last entry, what is between repeats the one before it
+        rows = [table[min(n, max(len(table) - 2, 0))] for n in range(len(shapes) - 1)] + [table[-1]]
+        chosen = [by_name(routing, **{**plain, **row, **options}) for row in rows]
+    elif options:
+        raise ValueError("routing_options go with a routing given by name; pass them to the constructor instead")
+    if share:
+        # parameters for each output type have nothing to be shared by: one set serves all types
+        chosen = [resolve(chosen[-1], shapes[0]._replace(outputs=1))] * len(shapes)
+    return chosen
+
+
+class Decoder(nn.Module):
+    """Draws the image from the pose of one class capsule, the others masked (Sabour et al. 2017)."""
+
+    def __init__(
+        self, classes: int, pose: tuple[int, int], channels: int, size: tuple[int, int], hidden: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.image = (channels, *size)
+        widths = [classes * pose[0] * pose[1], *hidden]
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.net = nn.Sequential(*layers, nn.Linear(widths[-1], channels * size[0] * size[1]), nn.Sigmoid())
+
+    def forward(self, caps: Capsules, labels: Tensor) -> Float[Tensor, "B F H W"]:
+        chosen = torch.zeros_like(caps.activations).scatter(1, labels.reshape(len(labels), -1), 1.0)
+        drawn: Tensor = self.net((caps.poses * chosen[..., None, None]).flatten(1))
+        return drawn.unflatten(1, self.image)
+
+
+class ConvNet(nn.Module):
+    """A plain convolutional network with about as many weights as the paper's, to compare with.
+
+    Its output is `Capsules` whose poses are the class scores themselves, so that it trains by the same loop.
+    """
+
+    def __init__(
+        self, *, image_size: int | Sequence[int] = 32, in_channels: int = 1, classes: int = 5, parameters: int = 86_408
+    ) -> None:
+        super().__init__()
+        self.config = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self.image_size = (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
+        self.in_channels, self.classes = in_channels, classes
+        sizes = [(abs(_count(w, in_channels, classes) - parameters), w) for w in range(4, 1025)]
+        width = min(sizes)[1]
+        self.net = nn.Sequential(
+            *_block(in_channels, width, 5, 2),
+            *_block(width, width, 3, 2),
+            *_block(width, 2 * width, 3, 1),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(8 * width, classes),
+        )
+
+    def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
+        scores = self.net(images)
+        return Capsules.from_logits(scores[..., None, None], scores)
+
+
+def _block(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU(), BatchNorm2d(outputs)]
+
+
+def _count(width: int, inputs: int, classes: int) -> int:
+    convolutions = 25 * inputs * width + 9 * width * width + 9 * width * 2 * width
+    return convolutions + 3 * (width + width + 2 * width) + (8 * width + 1) * classes
+
+
+def count_parameters(net: nn.Module, routing: bool = False) -> int:
+    """Learned numbers of a network; those of its routings are left out, as in the paper, unless asked for."""
+    excluded: set[int] = set()
+    if not routing:
+        routings = [module for module in net.modules() if isinstance(module, Routing)]
+        excluded = {id(parameter) for module in routings for parameter in module.parameters()}
+    return sum(p.numel() for p in net.parameters() if id(p) not in excluded)
+
+
+def to_json(config: Mapping[str, Any]) -> str:
+    """A network's configuration as JSON; a routing can be written down only by its name."""
+    if not isinstance(config.get("routing", ""), str):
+        raise ValueError("only networks whose routing is given by name can be saved; pass routing='...'")
+    return json.dumps(dict(config), indent=2)

@@ -1,0 +1,85 @@
+"""Batch statistics between layers, the same on one process and on many."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce  # type: ignore[attr-defined]  # not in its module's __all__
+
+from capsroute.capsules import Capsules
+
+
+def _several_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def mean_over_batch(total: Float[Tensor, "k C"], count: int) -> Float[Tensor, "k C"]:
+    """`total` / `count`, both summed over all ranks; gradients flow through the sum."""
+    if not _several_ranks():
+        return total / max(count, 1)
+    counted = torch.cat([total, total.new_full((1, total.shape[1]), count)])
+    counted = all_reduce(counted)
+    return counted[:-1] / counted[-1].clamp_min(1)
+
+
+class PoseNorm(nn.Module):
+    """Divide the poses of each capsule type by their root mean square over batch, space and elements.
+
+    Only the scale: subtracting a mean would break the equivariance of the layers. At test time a running average of
+    the mean square is used.
+    """
+
+    mean_square: Tensor
+
+    def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.eps = eps
+        self.register_buffer("mean_square", torch.ones(channels))
+
+    def forward(self, caps: Capsules) -> Capsules:
+        poses = caps.poses
+        if self.training and poses.numel() > 0:
+            others = [axis for axis in range(poses.dim()) if axis != poses.dim() - 3]
+            total = poses.float().square().sum(others) if poses.dtype != torch.float64 else poses.square().sum(others)
+            square = mean_over_batch(total[None], poses.numel() // poses.shape[-3])[0]
+            with torch.no_grad():
+                self.mean_square.lerp_(square.to(self.mean_square.dtype), self.momentum)
+        else:
+            square = self.mean_square
+        scale = torch.rsqrt(square + self.eps).to(poses.dtype)
+        return caps._replace(poses=poses * scale[:, None, None])
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation whose statistics cover the batches of all ranks, on any device.
+
+    torch's own synchronised norm is for GPUs alone. On one process this is `torch.nn.BatchNorm2d`.
+    """
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        if not (self.training and _several_ranks()):
+            if self.training and images.numel() == 0:
+                return images
+            result: Tensor = super().forward(images)
+            return result
+        channels = images.shape[1]
+        flat = images.float().transpose(0, 1).reshape(channels, -1)
+        mean = mean_over_batch(flat.sum(1)[None], flat.shape[1])[0]
+        centred = images.float() - mean[:, None, None]
+        variance = mean_over_batch(centred.square().sum((0, 2, 3))[None], flat.shape[1])[0]
+        self._track(mean, variance, flat.shape[1] * dist.get_world_size())
+        scaled = centred * torch.rsqrt(variance + self.eps)[:, None, None]
+        return (scaled * self.weight[:, None, None] + self.bias[:, None, None]).to(images.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        momentum = 0.1 if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_((variance * count / max(count - 1, 1)).to(self.running_var.dtype), momentum)
+        self.num_batches_tracked += 1

@@ -1,0 +1,63 @@
+"""Networks on disk: a folder with `config.json` and `model.safetensors`. Loading never executes code from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+
+from capsroute.errors import RunError
+from capsroute.models import CapsNet, ConvNet, to_json
+
+SHIPPED = Path(__file__).parent / "weights"
+_KINDS = {"CapsNet": CapsNet, "ConvNet": ConvNet}
+
+
+def shipped_names() -> list[str]:
+    """The networks that come with capsroute."""
+    return sorted(path.parent.name for path in SHIPPED.glob("*/model.safetensors"))
+
+
+def save(net: CapsNet | ConvNet, folder: str | Path) -> None:
+    """Write the network; tensors that several layers share are stored once."""
+    config = to_json({"network": type(net).__name__, **net.config})
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    save_model(net, str(path / "model.safetensors"))
+    (path / "config.json").write_text(config + "\n")
+
+
+def locate(name: str | Path) -> Path:
+    """The folder of a network, given by its path or by the name of one that ships with capsroute."""
+    path = Path(name)
+    if (path / "config.json").is_file():
+        return path
+    if isinstance(name, str) and name in shipped_names():
+        return SHIPPED / name
+    names = ", ".join(shipped_names()) or "none yet"
+    raise RunError(f"no network at {name!s}: pass a folder with config.json, or a name that ships here ({names})")
+
+
+def build(config: dict[str, Any], **overrides: Any) -> CapsNet | ConvNet:
+    """The network that a saved configuration describes."""
+    options = {**config, **overrides}
+    kind = options.pop("network", "CapsNet")
+    if kind not in _KINDS:
+        raise RunError(f"network {kind!r} is unknown; this version knows {', '.join(_KINDS)}")
+    net: CapsNet | ConvNet = _KINDS[kind](**options)
+    return net
+
+
+def load(name: str | Path, **overrides: Any) -> CapsNet | ConvNet:
+    """The network in a folder, or the shipped one of that name, ready for inference."""
+    folder = locate(name)
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        net = build(config, **overrides)
+        load_model(net, str(folder / "model.safetensors"))
+    except (json.JSONDecodeError, SafetensorError, FileNotFoundError, TypeError) as error:
+        raise RunError(f"the network in {folder} cannot be read ({error}); save it again") from error
+    return net.eval()
