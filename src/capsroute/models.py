@@ -227,7 +227,7 @@ class Decoder(nn.Module):
     def forward(self, caps: Capsules, labels: Tensor) -> Float[Tensor, "B F H W"]:
         chosen = torch.zeros_like(caps.activations).scatter(1, labels.reshape(len(labels), -1), 1.0)
         drawn: Tensor = self.net((caps.poses * chosen[..., None, None]).flatten(1))
-        return drawn.unflatten(1, self.image)
+        return drawn.reshape(-1, *self.image)
 
 
 class ConvNet(nn.Module):
