@@ -1,0 +1,264 @@
+"""From stored pixels to what the network sees: everything that decides the pixels is one value, `Transform`.
+
+Whole batches are handled at once. Random numbers are hashes of seed, epoch and sample (`counter.py`), and sums are of
+whole numbers, so a sample looks the same to the last bit in whatever batch, thread or rank it is prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from capsroute.data.counter import Counter
+
+if TYPE_CHECKING:
+    from capsroute.data.dataset import Images, Split
+
+# Hinton et al.'s published code averages the centre and the corners of squares of 1, 2 and 3 pixels around it.
+THIRTEEN_CROPS = ((0, 0), *((step * y, step * x) for step in (1, 2, 3) for y in (-1, 1) for x in (-1, 1)))
+
+
+class Draw(IntEnum):
+    """What a random number is for. Numbers are never reused, so one option does not disturb the draws of another."""
+
+    CROP_TOP = 0
+    CROP_LEFT = 1
+    SHIFT_DOWN = 2
+    SHIFT_RIGHT = 3
+    BRIGHTNESS = 4
+    CONTRAST = 5
+    ROTATION = 6
+    SCALE = 7
+    SHEAR = 8
+    FLIP = 9
+    CUT_TOP = 10
+    CUT_LEFT = 11
+
+
+@dataclass(frozen=True)
+class Transform:
+    """How images are prepared. Random options act in training alone; in validation and test the crop is the centre.
+
+    In this order: `pad_to` a side, then a window of side `crop`, moved by up to `shift` whole pixels each way and
+    turned by up to `rotation` degrees, scaled by 1 ± `scale` and sheared by ± `shear` about its centre, `flip`ped left
+    to right half of the time. What lies outside the image is `fill`: "zero" or "edge" (the nearest pixel).
+
+    Then pixels on the scale 0 to 1 are standardised: by the mean and deviation of the whole stored "image" (before
+    cropping: Hinton et al. and this paper), of the "crop", by "fixed" `mean` and `std`, or not at all (None). Then
+    contrast and brightness: `y = f (x - m) + m + b` with m the mean of the crop's channel, f in 1 ± `contrast`, b in
+    ± `brightness`, in units of the standardised image. Last, a square of side `cutout` is set to zero.
+
+    The public smallNORB pipelines differ. This paper's code and IBM's: standardise the 48 x 48 image, crop, brightness
+    ± 2.0 deviations, contrast 0.5 to 1.5: our default for smallNORB. Google's (± 63 / 255, 0.2 to 1.8) and VB routing's
+    standardise after that, which undoes both: `standardise="crop"` with neither is the same. Others: ± 32 / 255 and
+    0.5 to 1.5 on unstandardised pixels.
+    """
+
+    pad_to: int | None = None
+    crop: int | None = None
+    shift: int = 0
+    fill: str = "zero"
+    standardise: str | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    brightness: float = 0.0
+    contrast: float = 0.0
+    rotation: float = 0.0
+    scale: float = 0.0
+    shear: float = 0.0
+    flip: bool = False
+    cutout: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(self.mean))
+        object.__setattr__(self, "std", tuple(self.std))
+        if self.standardise not in ("image", "crop", "fixed", None):
+            raise ValueError(f"standardise={self.standardise!r} is unknown; use 'image', 'crop', 'fixed' or None")
+        if self.fill not in ("zero", "edge"):
+            raise ValueError(f"fill={self.fill!r} is unknown; use 'zero' or 'edge'")
+        if (self.standardise == "fixed") != bool(self.mean and self.std):
+            raise ValueError("standardise='fixed' and mean=, std= (one number, or one a channel) go together")
+        for name in ("shift", "brightness", "contrast", "rotation", "scale", "shear", "cutout"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} is negative; it is how far to go either way")
+
+    def without_noise(self) -> Transform:
+        """The same preparation with nothing random left."""
+        return replace(
+            self, shift=0, brightness=0.0, contrast=0.0, rotation=0.0, scale=0.0, shear=0.0, flip=False, cutout=0
+        )
+
+    def output_size(self, stored: int) -> int:
+        """The side of what the network sees of images stored with this side."""
+        return self.crop or self.pad_to or stored
+
+    def apply(self, split: Split, indices: npt.ArrayLike, *, epoch: int, seed: int, train: bool) -> Tensor:
+        """The samples at `indices` as float32 [b, C, h, w]; with `train`, as they are in this epoch of this seed."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        steps = self if train else self.without_noise()
+        draws = Counter(seed, epoch, split.ids[chosen]) if train else None
+        top, left = steps._corners(split.images, len(chosen), draws)
+        return torch.from_numpy(steps._prepare(split.images, chosen, top, left, draws))
+
+    def crops(
+        self, split: Split, indices: npt.ArrayLike, offsets: Sequence[tuple[int, int]] = THIRTEEN_CROPS
+    ) -> Tensor:
+        """Multi-crop test time: windows around the centre, float32 [b, k, C, h, w]; average the network over k."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        steps = self.without_noise()
+        side = split.images.shape[2]
+        reach = max(max(abs(down), abs(right)) for down, right in offsets)
+        if self.crop is None or (side - self.crop) // 2 < reach:
+            raise ValueError(
+                f"crop={self.crop} of {side} pixels leaves less than {reach} around the centre; use a smaller crop"
+            )
+        top, left = steps._corners(split.images, len(chosen), None)
+        windows = [steps._prepare(split.images, chosen, top + down, left + right, None) for down, right in offsets]
+        return torch.from_numpy(np.stack(windows, axis=1))
+
+    def _corners(
+        self, images: Images, count: int, draws: Counter | None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Top and left of each window, counted from the corner of the stored image."""
+        height, width = images.shape[2:]
+        side = self.pad_to or height
+        if height != width or side < height:
+            raise ValueError(f"images of {height} x {width} pixels cannot be padded to a square of {side}")
+        free = side - (self.crop or side)
+        if free < 0:
+            raise ValueError(f"crop={self.crop} is larger than the image's {side} pixels; pad_to={self.crop} first")
+        padding = (side - height) // 2
+        if draws is None:
+            centre = np.full(count, free // 2 - padding)
+            return centre, centre
+        top = draws.integers(Draw.CROP_TOP, free + 1) + draws.integers(Draw.SHIFT_DOWN, 2 * self.shift + 1)
+        left = draws.integers(Draw.CROP_LEFT, free + 1) + draws.integers(Draw.SHIFT_RIGHT, 2 * self.shift + 1)
+        return top - self.shift - padding, left - self.shift - padding
+
+    def _prepare(
+        self,
+        images: Images,
+        chosen: npt.NDArray[np.int64],
+        top: npt.NDArray[np.int64],
+        left: npt.NDArray[np.int64],
+        draws: Counter | None,
+    ) -> npt.NDArray[np.float32]:
+        rows = images.rows[chosen]
+        side = self.output_size(images.shape[2])
+        if draws is not None and (self.rotation or self.scale or self.shear):
+            pixels = self._warped(images.stored[rows], top, left, side, draws)
+        else:
+            pixels = _windows(images.stored, rows, top, left, side, self.fill)
+        if draws is not None and self.flip:
+            turned = draws.uniform(Draw.FLIP) < 0.5
+            pixels[turned] = pixels[turned][..., ::-1]
+        out = pixels.astype(np.float32)
+        slope, offset = self._levels(images, rows, out, draws)
+        out *= slope.astype(np.float32)[:, :, None, None]
+        out += offset.astype(np.float32)[:, :, None, None]
+        if draws is not None and self.cutout:
+            self._cut(out, draws)
+        return out
+
+    def _levels(
+        self, images: Images, rows: npt.NDArray[np.int64], pixels: npt.NDArray[np.float32], draws: Counter | None
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Standardising, contrast and brightness are one straight line a channel: its slope and offset, [b, C]."""
+        count, channels = pixels.shape[:2]
+        mean, std = self._standard(images, rows, pixels)
+        slope = np.broadcast_to(1 / (255 * std), (count, channels))
+        offset = np.broadcast_to(-mean / std, (count, channels))
+        if draws is not None and self.contrast:
+            factor = draws.uniform(Draw.CONTRAST, 1 - self.contrast, 1 + self.contrast)[:, None]
+            level = slope * pixels.reshape(count, channels, -1).mean(axis=2) + offset
+            slope, offset = factor * slope, factor * offset + (1 - factor) * level
+        if draws is not None and self.brightness:
+            offset = offset + draws.uniform(Draw.BRIGHTNESS, -self.brightness, self.brightness)[:, None]
+        return slope, offset
+
+    def _standard(
+        self, images: Images, rows: npt.NDArray[np.int64], pixels: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        if self.standardise is None:
+            return np.zeros(1), np.ones(1)
+        if self.standardise == "fixed":
+            return np.array(self.mean), np.array(self.std)
+        if self.standardise == "crop":
+            values = pixels.reshape(len(pixels), -1).astype(np.float64)
+            sums = np.stack([values.sum(axis=1), np.einsum("ij,ij->i", values, values)], axis=1)
+            count = values.shape[1]
+        else:
+            sums = images.moments.sums(rows)
+            count = images.shape[1] * (self.pad_to or images.shape[2]) ** 2
+        mean = sums[:, :1] / (255 * count)
+        variance = sums[:, 1:] / (255**2 * count) - mean**2
+        # A flat image has no deviation to divide by; the floor is TensorFlow's, which the public pipelines share.
+        return mean, np.sqrt(np.maximum(variance, 1 / count))
+
+    def _warped(
+        self,
+        images: npt.NDArray[np.uint8],
+        top: npt.NDArray[np.int64],
+        left: npt.NDArray[np.int64],
+        side: int,
+        draws: Counter,
+    ) -> npt.NDArray[np.uint8]:
+        """Windows turned, scaled and sheared about their centre: each output pixel looks up where it came from."""
+        angle = np.deg2rad(draws.uniform(Draw.ROTATION, -self.rotation, self.rotation))
+        size = draws.uniform(Draw.SCALE, 1 - self.scale, 1 + self.scale)
+        shear = draws.uniform(Draw.SHEAR, -self.shear, self.shear)
+        turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], axis=-1).reshape(-1, 2, 2)
+        forward = turn * size[:, None, None]
+        forward[:, :, 1] += shear[:, None] * forward[:, :, 0]
+        steps = np.arange(side) - (side - 1) / 2
+        around = np.stack(np.meshgrid(steps, steps, indexing="xy"), axis=-1).reshape(-1, 2)
+        centre = np.stack([left, top], axis=-1) + (side - 1) / 2
+        source = around @ np.linalg.inv(forward).transpose(0, 2, 1) + centre[:, None, :]
+        height, width = images.shape[2:]
+        grid = (2 * source + 1) / np.array([width, height]) - 1
+        sampled = functional.grid_sample(
+            torch.from_numpy(images.astype(np.float32)),
+            torch.from_numpy(grid.reshape(-1, side, side, 2).astype(np.float32)),
+            padding_mode="zeros" if self.fill == "zero" else "border",
+            align_corners=False,
+        )
+        rounded: npt.NDArray[np.uint8] = sampled.round_().clamp_(0, 255).to(torch.uint8).numpy()
+        return rounded
+
+    def _cut(self, out: npt.NDArray[np.float32], draws: Counter) -> None:
+        side = out.shape[-1]
+        places = np.arange(side)
+
+        def inside(draw: Draw) -> npt.NDArray[Any]:
+            start = draws.integers(draw, side) - self.cutout // 2
+            return (places >= start[:, None]) & (places < start[:, None] + self.cutout)
+
+        hole = inside(Draw.CUT_TOP)[:, :, None] & inside(Draw.CUT_LEFT)[:, None, :]
+        out *= ~hole[:, None]
+
+
+def _windows(
+    stored: npt.NDArray[np.uint8],
+    rows: npt.NDArray[np.int64],
+    top: npt.NDArray[np.int64],
+    left: npt.NDArray[np.int64],
+    side: int,
+    fill: str,
+) -> npt.NDArray[np.uint8]:
+    """A window of each row, [b, C, side, side]; stored pixels are copied once, and only those inside a window."""
+    size = stored.shape[2]
+    margin = max(0, -int(min(top.min(), left.min())), int(max(top.max(), left.max())) + side - size) if len(rows) else 0
+    if margin:
+        around = ((0, 0), (0, 0), (margin, margin), (margin, margin))
+        stored = np.pad(stored[rows], around, mode="constant" if fill == "zero" else "edge")
+        rows, top, left = np.arange(len(rows)), top + margin, left + margin
+    views = np.lib.stride_tricks.sliding_window_view(stored, (side, side), axis=(2, 3))
+    return views[rows, :, top, left]
