@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capsroute.data import viewpoints
+    import capsroute.data.viewpoints as viewpoints
     from capsroute.data.catalogue import NAMES, load
     from capsroute.data.dataset import DataSet, Images, Split
     from capsroute.data.loader import Batch, Loader

@@ -17,6 +17,9 @@ _OPENERS = {
     "digits": ("digits", "open_digits"),
     "mnist": ("mnist", "open_mnist"),
     "fashion-mnist": ("mnist", "open_fashion_mnist"),
+    "smallnorb": ("smallnorb", "open_smallnorb"),
+    "affnist": ("affnist", "open_affnist"),
+    "multimnist": ("multimnist", "open_multimnist"),
 }
 NAMES = tuple(_OPENERS)
 

@@ -132,6 +132,12 @@ def _file(folder: Path, part: str, what: str) -> Path | None:
     return next((p for s in spellings for p in (folder / s, folder / f"{s}.gz") if p.is_file()), None)
 
 
+def marks(folder: Path, part: Part) -> list[tuple[str, int, int]]:
+    """What tells this copy of a split from another, for what is made from it."""
+    paths = [_file(folder, part, what) for what in ("images", "labels")]
+    return [store.file_mark(path) for path in paths if path is not None]
+
+
 def open_part(which: Published, folder: Path, verify: bool, part: Part) -> Split:
     """Read the two files of a split, and no other."""
     arrays = {}

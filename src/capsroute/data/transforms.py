@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from capsroute.data.counter import Counter
+from capsroute.data.warp import matrices, warp
 
 if TYPE_CHECKING:
     from capsroute.data.dataset import Images, Split
@@ -156,7 +156,7 @@ class Transform:
         if draws is not None and (self.rotation or self.scale or self.shear):
             pixels = self._warped(images.stored[rows], top, left, side, draws)
         else:
-            pixels = _windows(images.stored, rows, top, left, side, self.fill)
+            pixels = windows(images.stored, rows, top, left, side, self.fill)
         if draws is not None and self.flip:
             turned = draws.uniform(Draw.FLIP) < 0.5
             pixels[turned] = pixels[turned][..., ::-1]
@@ -211,27 +211,13 @@ class Transform:
         side: int,
         draws: Counter,
     ) -> npt.NDArray[np.uint8]:
-        """Windows turned, scaled and sheared about their centre: each output pixel looks up where it came from."""
+        """Windows turned, scaled and sheared about their centre."""
         angle = np.deg2rad(draws.uniform(Draw.ROTATION, -self.rotation, self.rotation))
         size = draws.uniform(Draw.SCALE, 1 - self.scale, 1 + self.scale)
         shear = draws.uniform(Draw.SHEAR, -self.shear, self.shear)
-        turn = np.stack([np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)], axis=-1).reshape(-1, 2, 2)
-        forward = turn * size[:, None, None]
-        forward[:, :, 1] += shear[:, None] * forward[:, :, 0]
-        steps = np.arange(side) - (side - 1) / 2
-        around = np.stack(np.meshgrid(steps, steps, indexing="xy"), axis=-1).reshape(-1, 2)
-        centre = np.stack([left, top], axis=-1) + (side - 1) / 2
-        source = around @ np.linalg.inv(forward).transpose(0, 2, 1) + centre[:, None, :]
-        height, width = images.shape[2:]
-        grid = (2 * source + 1) / np.array([width, height]) - 1
-        sampled = functional.grid_sample(
-            torch.from_numpy(images.astype(np.float32)),
-            torch.from_numpy(grid.reshape(-1, side, side, 2).astype(np.float32)),
-            padding_mode="zeros" if self.fill == "zero" else "border",
-            align_corners=False,
-        )
-        rounded: npt.NDArray[np.uint8] = sampled.round_().clamp_(0, 255).to(torch.uint8).numpy()
-        return rounded
+        forward = matrices(angle, size, size, shear)
+        centre = np.stack([left, top], axis=-1).astype(np.float64) + (side - 1) / 2
+        return warp(images, forward, centre, side, self.fill)
 
     def _cut(self, out: npt.NDArray[np.float32], draws: Counter) -> None:
         side = out.shape[-1]
@@ -245,7 +231,7 @@ class Transform:
         out *= ~hole[:, None]
 
 
-def _windows(
+def windows(
     stored: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int64],
     top: npt.NDArray[np.int64],
