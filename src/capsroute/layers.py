@@ -147,7 +147,7 @@ class CapsuleLayer(nn.Module):
             logits = entering_logits(activations)
         space = tuple(poses.shape[1:-3])
         out, field = self._look(space, poses.device)
-        return poses.reshape(len(poses), field.num_inputs, *self.pose), logits.reshape(len(poses), -1), out, field
+        return poses.reshape(len(poses), field.num_inputs, *self.pose), logits.reshape(len(poses), field.num_inputs), out, field
 
     def _check_shapes(self, poses: Tensor, activations: Tensor) -> None:
         if poses.dim() != self._dimensions() + 4:

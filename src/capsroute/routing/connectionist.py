@@ -72,7 +72,7 @@ class LSTMCompatibility(Compatibility):
         before = None if state.memory is None else (state.memory.hidden.flatten(0, 3), state.memory.cell.flatten(0, 3))
         hidden, cell = self.cell(x.flatten(0, 3), before)
         scores = self.score(hidden).view(edges)
-        return scores, LSTMMemory(hidden.view(*edges, -1), cell.view(*edges, -1))
+        return scores, LSTMMemory(hidden.unflatten(0, edges), cell.unflatten(0, edges))
 
 
 class LSTMActivation(Activation):
