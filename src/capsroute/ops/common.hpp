@@ -1,0 +1,173 @@
+// What every operator shares: the sizes of a call, memory, threads, and the way between torch's layout and lane blocks.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "blocks.hpp"
+
+namespace capsroute {
+
+// The sizes of one call, in the letters of the axis legend. Mirrors `Geometry` in build.py.
+struct Geometry {
+  int64_t batch;      // B
+  int64_t inputs;     // N, input capsules of an image
+  int64_t positions;  // P
+  int64_t window;     // I
+  int64_t outputs;    // J
+  int64_t rows_out, rows_in, cols;
+  int64_t threads;
+
+  int blocks() const { return static_cast<int>((window + kLanes - 1) / kLanes); }
+  int lanes() const { return blocks() * kLanes; }
+  int64_t in() const { return rows_in * cols; }
+  int64_t out() const { return rows_out * cols; }
+  int64_t weight() const { return rows_out * rows_in; }
+};
+
+// body(shape) with the sizes of the poses: the paper's 4 x 4 as constants, all others at run time.
+template <class Body>
+inline void with_shape(const Geometry& g, Body body) {
+  if (g.rows_out == 4 && g.rows_in == 4 && g.cols == 4)
+    body(FixedShape<4, 4, 4>{});
+  else
+    body(AnyShape(static_cast<int>(g.rows_out), static_cast<int>(g.rows_in), static_cast<int>(g.cols)));
+}
+
+// Zeroed floats aligned for any vector.
+class Buffer {
+ public:
+  explicit Buffer(int64_t count) : data_(static_cast<float*>(std::aligned_alloc(64, (count * 4 + 127) / 64 * 64))) {
+    if (!data_) throw std::bad_alloc();
+    std::memset(data_, 0, count * sizeof(float));
+  }
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  float* get() { return data_; }
+
+ private:
+  float* data_;
+};
+
+// Hands out aligned pieces of one buffer, so that the scratch of a thread lies together.
+class Arena {
+ public:
+  explicit Arena(int64_t count) : buffer_(count), next_(buffer_.get()) {}
+  // Rounded up to whole cache lines; ask for as much in the constructor (see `rounded`).
+  float* take(int64_t count) {
+    float* piece = next_;
+    next_ += rounded(count);
+    return piece;
+  }
+  static int64_t rounded(int64_t count) { return (count + 15) / 16 * 16; }
+
+ private:
+  Buffer buffer_;
+  float* next_;
+};
+
+// body(thread, begin, end) on contiguous parts of [0, total): which part a thread gets depends on `threads` alone, so that
+// sums made per thread and then in the order of threads come out the same every time.
+template <class Body>
+inline void parallel(int64_t threads, int64_t total, Body body) {
+  const int64_t used = std::max<int64_t>(1, std::min(threads, total));
+  if (used == 1) {
+    body(int64_t{0}, int64_t{0}, total);
+    return;
+  }
+#pragma omp parallel num_threads(static_cast<int>(used))
+  {
+    // The runtime may give fewer threads than asked for: each then takes several parts.
+    for (int64_t part = omp_get_thread_num(); part < used; part += omp_get_num_threads())
+      body(part, total * part / used, total * (part + 1) / used);
+  }
+}
+
+// [window][groups * rows] -> groups x [blocks][rows][kLanes]; lanes beyond the window are zero. Takes weights [I, J, r * r]
+// with groups = J, and offsets [I, r * c] with groups = 1.
+inline void pack(const Geometry& g, const float* from, int64_t groups, int64_t rows, float* to) {
+  const int64_t blocks = g.blocks();
+  parallel(g.threads, groups, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group)
+      for (int64_t block = 0; block < blocks; ++block)
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          const int64_t i = block * kLanes + lane;
+          float* at = to + (group * blocks + block) * rows * kLanes + lane;
+          for (int64_t row = 0; row < rows; ++row)
+            at[row * kLanes] = i < g.window ? from[(i * groups + group) * rows + row] : 0.0f;
+        }
+  });
+}
+
+// The way back, adding `parts` packed arrays (one per thread, `distance` floats apart) in their order.
+inline void unpack_sum(const Geometry& g, const float* from, int64_t parts, int64_t distance, int64_t groups, int64_t rows,
+                       float* to) {
+  const int64_t blocks = g.blocks();
+  parallel(g.threads, groups, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group)
+      for (int64_t i = 0; i < g.window; ++i) {
+        const int64_t block = i / kLanes, lane = i % kLanes;
+        const float* at = from + (group * blocks + block) * rows * kLanes + lane;
+        for (int64_t row = 0; row < rows; ++row) {
+          float total = 0.0f;
+          for (int64_t part = 0; part < parts; ++part) total += at[part * distance + row * kLanes];
+          to[(i * groups + group) * rows + row] = total;
+        }
+      }
+  });
+}
+
+// The poses (or any `rows` numbers per input) of one window: [inputs][rows] -> [blocks][rows][kLanes]. Padding gets zeros.
+inline void gather(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
+  for (int i = 0; i < g.lanes(); ++i) {
+    float* at = to + (i / kLanes) * rows * kLanes + i % kLanes;
+    const int32_t source = i < g.window ? index[i] : -1;
+    if (source >= 0) {
+      const float* row = from + static_cast<int64_t>(source) * rows;
+      for (int k = 0; k < rows; ++k) at[k * kLanes] = row[k];
+    } else {
+      for (int k = 0; k < rows; ++k) at[k * kLanes] = 0.0f;
+    }
+  }
+}
+
+// The way back: adds the window's numbers to those of its inputs. A thread owns the image, so nothing else writes there.
+inline void scatter_add(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
+  for (int i = 0; i < g.window; ++i) {
+    if (index[i] < 0) continue;
+    const float* at = from + (i / kLanes) * rows * kLanes + i % kLanes;
+    float* row = to + static_cast<int64_t>(index[i]) * rows;
+    for (int k = 0; k < rows; ++k) row[k] += at[k * kLanes];
+  }
+}
+
+// Whether every entry of the table is -1 or names an input: all that stands between a wrong table and foreign memory.
+inline bool index_fits(const Geometry& g, const int32_t* index) {
+  int32_t lowest = 0, highest = -1;
+  for (int64_t k = 0; k < g.positions * g.window; ++k) {
+    lowest = std::min(lowest, index[k]);
+    highest = std::max(highest, index[k]);
+  }
+  return lowest >= -1 && highest < g.inputs;
+}
+
+// mask[i] = 1 for a voter, 0 for padding and for lanes beyond the window; returns the number of voters.
+inline int window_mask(const Geometry& g, const int32_t* index, float* mask) {
+  int voters = 0;
+  for (int i = 0; i < g.lanes(); ++i) {
+    const bool voter = i < g.window && index[i] >= 0;
+    mask[i] = voter ? 1.0f : 0.0f;
+    voters += voter;
+  }
+  return voters;
+}
+
+}  // namespace capsroute

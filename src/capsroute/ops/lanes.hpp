@@ -1,0 +1,168 @@
+// Vectors of the compile-time width, and the few functions of them that every operator needs.
+//
+// GCC's vector types give the same source SSE (4 lanes), AVX2 (8) and AVX-512 (16) code. Arithmetic is plain `a * b + c`,
+// which -ffp-contract=fast turns into fused multiply-adds.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#define CAPSROUTE_INLINE inline __attribute__((always_inline))
+
+namespace capsroute {
+
+#if defined(CAPSROUTE_LANES)  // tests compile the 16-lane code for narrower machines
+constexpr int kLanes = CAPSROUTE_LANES;
+#elif defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef float VecInMemory __attribute__((vector_size(kLanes * 4), may_alias));
+
+CAPSROUTE_INLINE Vec load(const float* from) { return *reinterpret_cast<const VecInMemory*>(from); }
+CAPSROUTE_INLINE void store(float* to, Vec x) { *reinterpret_cast<VecInMemory*>(to) = x; }
+CAPSROUTE_INLINE Vec splat(float x) { return Vec{} + x; }
+
+// The order of the operands is chosen so that a NaN in `x` survives: a diverged training must be seen.
+CAPSROUTE_INLINE Vec at_least(float bound, Vec x) {
+  const Vec b = splat(bound);
+  return b > x ? b : x;
+}
+CAPSROUTE_INLINE Vec at_most(float bound, Vec x) {
+  const Vec b = splat(bound);
+  return b < x ? b : x;
+}
+CAPSROUTE_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+// 2^x for x <= 127, within 2e-7 of the true value, and exactly 0 for x <= -127.
+//
+// x = n + f with |f| <= 1/2: adding 1.5 * 2^23 leaves n in the low bits, from where a shift puts it into the exponent.
+// The polynomial's constant is exactly 1, so at the clamp (n = -127, f = 0) all bits of the result are zero.
+CAPSROUTE_INLINE Vec exp2(Vec x) {
+  constexpr float kRound = 12582912.0f;
+  x = at_least(-127.0f, x);
+  const Vec shifted = x + kRound;
+  const Vec f = x - (shifted - kRound);
+  Vec p = f * 0.001326472731307149f + 0.009671512991189957f;
+  p = p * f + 0.05550733581185341f;
+  p = p * f + 0.24022242426872253f;
+  p = p * f + 0.6931470036506653f;
+  p = p * f + 1.0f;
+  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + (reinterpret_cast<IntVec>(shifted) << 23));
+}
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// e^x for any x; what would overflow stays at the largest power, about 2.2e38.
+CAPSROUTE_INLINE Vec exp(Vec x) { return exp2(at_most(127.4f, x * kLog2E)); }
+
+// The sum of all lanes, always in the same order.
+CAPSROUTE_INLINE float sum(Vec x) {
+  float parts[kLanes];
+  __builtin_memcpy(parts, &x, sizeof(x));
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) parts[i] += parts[i + width];
+  return parts[0];
+}
+
+CAPSROUTE_INLINE float largest(Vec x) {
+  float top = x[0];
+  for (int i = 1; i < kLanes; ++i) top = x[i] > top ? x[i] : top;
+  return top;
+}
+
+// Several vectors side by side, so that what is loaded once (a weight, a mean) serves all of them.
+template <int N>
+struct Pack {
+  Vec part[N];
+
+  CAPSROUTE_INLINE Vec& operator[](int k) { return part[k]; }
+  CAPSROUTE_INLINE const Vec& operator[](int k) const { return part[k]; }
+  CAPSROUTE_INLINE Vec total() const {
+    Vec all = part[0];
+    for (int k = 1; k < N; ++k) all += part[k];
+    return all;
+  }
+};
+
+#define CAPSROUTE_PACK_OPERATOR(op)                                          \
+  template <int N>                                                           \
+  CAPSROUTE_INLINE Pack<N> operator op(const Pack<N>& a, const Pack<N>& b) { \
+    Pack<N> r;                                                               \
+    for (int k = 0; k < N; ++k) r[k] = a[k] op b[k];                         \
+    return r;                                                                \
+  }                                                                          \
+  template <int N>                                                           \
+  CAPSROUTE_INLINE Pack<N> operator op(const Pack<N>& a, float b) {          \
+    const Vec s = splat(b);                                                  \
+    Pack<N> r;                                                               \
+    for (int k = 0; k < N; ++k) r[k] = a[k] op s;                            \
+    return r;                                                                \
+  }
+CAPSROUTE_PACK_OPERATOR(+)
+CAPSROUTE_PACK_OPERATOR(-)
+CAPSROUTE_PACK_OPERATOR(*)
+#undef CAPSROUTE_PACK_OPERATOR
+
+template <int N>
+CAPSROUTE_INLINE Pack<N> zeros() {
+  Pack<N> r;
+  for (int k = 0; k < N; ++k) r[k] = Vec{};
+  return r;
+}
+
+template <int N>
+CAPSROUTE_INLINE Pack<N> exp2(const Pack<N>& x) {
+  Pack<N> r;
+  for (int k = 0; k < N; ++k) r[k] = exp2(x[k]);
+  return r;
+}
+
+// `stride` vectors lie between the parts: 1 in a row of scalars, the row count in a block of rows.
+template <int N>
+CAPSROUTE_INLINE Pack<N> load(const float* from, int stride = 1) {
+  Pack<N> r;
+  for (int k = 0; k < N; ++k) r[k] = load(from + k * stride * kLanes);
+  return r;
+}
+
+template <int N>
+CAPSROUTE_INLINE void store(float* to, const Pack<N>& x, int stride = 1) {
+  for (int k = 0; k < N; ++k) store(to + k * stride * kLanes, x[k]);
+}
+
+// body(block, n) over all blocks of lanes, n of them at a time: kPack as often as it fits, then one by one.
+// `n` is a std::integral_constant, so that the body can say load<n>(...).
+template <int kPack, class Body>
+CAPSROUTE_INLINE void sweep(int blocks, Body body) {
+  int block = 0;
+  for (; block + kPack <= blocks; block += kPack) body(block, std::integral_constant<int, kPack>{});
+  for (; block < blocks; ++block) body(block, std::integral_constant<int, 1>{});
+}
+
+// out[k] = the sum of the lanes of x[k], for four vectors at once: a transposing tree, far cheaper than four sums.
+CAPSROUTE_INLINE void sums_of_four(const Vec* x, float* out) {
+  typedef float Quad __attribute__((vector_size(16)));
+  typedef int32_t IntQuad __attribute__((vector_size(16)));
+  Quad quad[4];
+  for (int k = 0; k < 4; ++k) {
+    Quad piece[kLanes / 4];
+    __builtin_memcpy(piece, &x[k], sizeof(Vec));
+    quad[k] = piece[0];
+    for (int p = 1; p < kLanes / 4; ++p) quad[k] += piece[p];
+  }
+  const IntQuad low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, even = {0, 1, 4, 5}, odd = {2, 3, 6, 7};
+  const Quad ab = __builtin_shuffle(quad[0], quad[1], low) + __builtin_shuffle(quad[0], quad[1], high);
+  const Quad cd = __builtin_shuffle(quad[2], quad[3], low) + __builtin_shuffle(quad[2], quad[3], high);
+  const Quad all = __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
+  __builtin_memcpy(out, &all, sizeof(all));
+}
+
+}  // namespace capsroute

@@ -1,0 +1,202 @@
+"""The operator `capsroute::similarity`: schema, fake, autograd, and the call into C++."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from capsroute.ops import build, native
+
+if TYPE_CHECKING:
+    import ctypes
+
+_PARAMETERS = ("lambda1", "lambda2", "beta1", "beta2", "beta3")
+
+
+def similarity(
+    poses: Tensor,
+    logits: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    index: Tensor,
+    lambda1: Tensor,
+    lambda2: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    beta3: Tensor,
+    heights: Tensor,
+    widths: Tensor,
+    iterations: int,
+) -> tuple[Tensor, Tensor]:
+    """Route the votes `weight @ poses + offset` of every window of `index` by similarity; no vote is ever stored.
+
+    Shapes:
+        poses [B, N, r_in, c], logits [B, N], weight [I, J, r_out, r_in], offset [I, r_out * c] or None,
+        index [P, I] int32 with -1 for padding, lambdas and betas [J], heights and widths [J or 1, Q]
+        -> poses [B, P, J, r_out, c], logits [B, P, J]
+    """
+    log_activations = functional.logsigmoid(logits)
+    out, out_logits, _ = similarity_forward(
+        poses,
+        log_activations,
+        weight,
+        offset,
+        index,
+        lambda1,
+        lambda2,
+        beta1,
+        beta2,
+        beta3,
+        heights,
+        widths,
+        iterations,
+    )
+    return out, out_logits
+
+
+@torch.library.custom_op("capsroute::similarity", mutates_args=(), device_types="cpu")
+def similarity_forward(
+    poses: Tensor,
+    log_activations: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    index: Tensor,
+    lambda1: Tensor,
+    lambda2: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    beta3: Tensor,
+    heights: Tensor,
+    widths: Tensor,
+    iterations: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return poses, logits and the trail: what each iteration started from, all that backward needs besides inputs."""
+    inputs = (poses, log_activations, weight, offset, index, lambda1, lambda2, beta1, beta2, beta3, heights, widths)
+    _check(*inputs, iterations)
+    kept = _contiguous(inputs)
+    outputs = _empty_outputs(poses, weight, index, iterations)
+    native.call(
+        _library().capsroute_similarity_forward,
+        native.geometry(poses, weight, index),
+        native.words(*kept, iterations, heights.shape[1], heights.shape[0]),
+        native.words(*outputs),
+    )
+    return outputs
+
+
+@similarity_forward.register_fake
+def _(
+    poses: Tensor, log_activations: Tensor, weight: Tensor, offset: Tensor | None, index: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_outputs(poses, weight, index, rest[-1])
+
+
+@torch.library.custom_op("capsroute::similarity_backward", mutates_args=(), device_types="cpu")
+def similarity_backward(
+    grad_poses: Tensor,
+    grad_logits: Tensor,
+    out_poses: Tensor,
+    trail: Tensor,
+    poses: Tensor,
+    log_activations: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    index: Tensor,
+    lambda1: Tensor,
+    lambda2: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    beta3: Tensor,
+    heights: Tensor,
+    widths: Tensor,
+    iterations: int,
+) -> list[Tensor]:
+    """Return the gradients of all float inputs in their order; that of an absent offset is empty."""
+    inputs = (poses, log_activations, weight, offset, index, lambda1, lambda2, beta1, beta2, beta3, heights, widths)
+    kept = _contiguous(inputs)
+    grads_out = _contiguous((grad_poses, grad_logits))
+    saved = _contiguous((out_poses, trail))
+    grads = _empty_gradients(inputs)
+    native.call(
+        _library().capsroute_similarity_backward,
+        native.geometry(poses, weight, index),
+        native.words(*kept, iterations, heights.shape[1], heights.shape[0]),
+        native.words(saved[0], None, saved[1]),
+        native.words(*grads_out, *grads),
+    )
+    return grads
+
+
+@similarity_backward.register_fake
+def _(
+    grad_poses: Tensor, grad_logits: Tensor, out_poses: Tensor, trail: Tensor, *inputs_and_iterations: Any
+) -> list[Tensor]:
+    return _empty_gradients(inputs_and_iterations[:-1])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.iterations = inputs
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(True)
+    ctx.save_for_backward(output[0], output[2], *tensors)
+
+
+def _autograd(ctx: Any, grad_poses: Tensor, grad_logits: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    grads = similarity_backward(grad_poses, grad_logits, *ctx.saved_tensors, ctx.iterations)
+    poses, log_activations, weight, offset, *parameters = grads
+    has_offset = ctx.saved_tensors[5] is not None
+    return poses, log_activations, weight, offset if has_offset else None, None, *parameters, None
+
+
+similarity_forward.register_autograd(_autograd, setup_context=_setup_context)
+
+
+def _library() -> ctypes.CDLL:
+    library = build.load("similarity")
+    if library is None:
+        raise build.BuildError(build.reason("similarity"))
+    return library
+
+
+def _contiguous(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def _empty_outputs(poses: Tensor, weight: Tensor, index: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, _, _, cols = poses.shape
+    _, outputs, rows, _ = weight.shape
+    positions = index.shape[0]
+    return (
+        poses.new_empty(batch, positions, outputs, rows, cols),
+        poses.new_empty(batch, positions, outputs),
+        poses.new_empty(batch, positions, outputs, iterations, rows * cols + 2),
+    )
+
+
+def _empty_gradients(inputs: tuple[Any, ...]) -> list[Tensor]:
+    poses, log_activations, weight, offset, _, *parameters = inputs
+    absent = poses.new_empty(0)
+    return [
+        torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for tensor in (poses, log_activations, weight, absent if offset is None else offset, *parameters)
+    ]
+
+
+def _check(
+    poses: Tensor, log_activations: Tensor, weight: Tensor, offset: Tensor | None, index: Tensor, *rest: Any
+) -> None:
+    native.check(poses, log_activations, weight, offset, index)
+    *scalars, heights, widths, iterations = rest
+    outputs = weight.shape[1]
+    for name, tensor in zip(_PARAMETERS, scalars, strict=True):
+        if tensor.shape != (outputs,) or tensor.dtype != torch.float32:
+            raise ValueError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {(outputs,)} torch.float32")
+    if heights.shape != widths.shape or heights.ndim != 2 or heights.shape[0] not in (1, outputs):
+        raise ValueError(
+            f"heights {tuple(heights.shape)} and widths {tuple(widths.shape)} must both be [1 or {outputs}, components]"
+        )
+    if iterations < 0:
+        raise ValueError(f"iterations is {iterations}; it counts routing iterations and cannot be negative")
