@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _OPENERS = {
     "multimnist": ("multimnist", "open_multimnist"),
 }
 NAMES = tuple(_OPENERS)
+_FOLDER = "folder:"
 
 
 def load(name: str, *, data_dir: Path | str | None = None, **options: Any) -> DataSet:
@@ -40,6 +42,10 @@ def load(name: str, *, data_dir: Path | str | None = None, **options: Any) -> Da
 
 
 def _opener(name: str) -> Callable[..., DataSet]:
+    if name.startswith(_FOLDER):
+        from capsroute.data.folder import open_folder
+
+        return partial(open_folder, path=Path(name.removeprefix(_FOLDER)).expanduser())
     if name not in _OPENERS:
         raise DataError(f"there is no data set {name!r}{_nearest(name, NAMES)}; use {', '.join(NAMES)} or folder:PATH")
     module, function = _OPENERS[name]
@@ -49,4 +55,4 @@ def _opener(name: str) -> Callable[..., DataSet]:
 
 def _nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
     close = difflib.get_close_matches(word, words, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""

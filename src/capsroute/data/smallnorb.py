@@ -58,6 +58,10 @@ class Source(Protocol):
 
     def recipe(self, part: Part) -> store.Recipe: ...
 
+    def count(self, part: Part) -> int: ...
+
+    def verified(self) -> str: ...
+
 
 def open_smallnorb(data_dir: Path | None = None, *, cameras: str = "stereo", verify: bool = True) -> DataSet:
     """`cameras="stereo"` gives two channels, left and right (Hinton et al.); `"left"` one, as in this paper's table.
@@ -161,6 +165,13 @@ class Matrices:
         chunks = (halved(images[start : start + _CHUNK]) for start in range(0, len(pairs), _CHUNK))
         return store.Recipe((len(pairs), 2, _SIDE // 2, _SIDE // 2), chunks, columns)
 
+    def count(self, part: Part) -> int:
+        return len(self._read(part, "dat", (None, 2, _SIDE, _SIDE)))
+
+    def verified(self) -> str:
+        """Whatever is read is compared, so a copy that can be counted is the published one."""
+        return "md5" if self.verify else "no"
+
     def _read(self, part: Part, what: str, shape: tuple[int | None, ...]) -> npt.NDArray[np.generic]:
         path = _matrix(self.path, part, what)
         if path is None:
@@ -205,6 +216,19 @@ class PictureFiles:
         pairs, columns = self.listing(part)
         return store.Recipe((len(pairs), 2, _SIDE // 2, _SIDE // 2), self._chunks(pairs), columns)
 
+    def count(self, part: Part) -> int:
+        return len(self.listing(part)[0])
+
+    def verified(self) -> str:
+        """Labels can be compared with what was published, pictures cannot: exports differ in their bytes."""
+        names = {part: self.files.names(part) for part in STEMS}
+        found = {(part, "cat"): self._extra(part, "cat", names[part]) for part in STEMS}
+        same = all(
+            extra is not None and store.digest(extra[0], DIGESTS[key].split(":")[0]) == DIGESTS[key]
+            for key, extra in found.items()
+        )
+        return "labels (sha256)" if same else "no"
+
     def listing(self, part: Part) -> tuple[list[tuple[str, str]], dict[str, Numbers]]:
         """The file names of each pair, and what names and matrices say of it; no picture is read."""
         names = self.files.names(part)
@@ -213,6 +237,10 @@ class PictureFiles:
             if (match := _PICTURE.match(name)) and match[1].lower() == part:
                 entry = (name, match[3].lower(), int(match[4]))
                 found.setdefault(int(match[2]), {})[match[5].lower()] = entry
+        if not found:
+            raise DataError(
+                f"{self.path} has no {part} pictures ({part}/000000_animal_08_lt.jpg); get the whole data set"
+            )
         pairs = [self._pair(part, number, found) for number in range(len(found))]
         labels, instances = (np.array([pair["lt"][k] for pair in found.values()]) for k in (1, 2))
         order = np.argsort(np.array(list(found)))
@@ -237,23 +265,25 @@ class PictureFiles:
 
     def _compare(self, part: Part, names: list[str], columns: dict[str, Numbers]) -> None:
         """Add what the matrices know, after checking that they speak of the same pairs as the names."""
-        category, info = self._extra(part, "cat", names), self._extra(part, "info", names)
-        claims = {} if category is None else {"labels": category.astype(np.int64)}
-        if info is not None:
-            claims |= poses(info)
+        claims: dict[str, Numbers] = {}
+        if (extra := self._extra(part, "cat", names)) is not None:
+            claims["labels"] = parse_matrix(*extra).astype(np.int64)
+        if (extra := self._extra(part, "info", names)) is not None:
+            claims |= poses(parse_matrix(*extra))
         for name, values in claims.items():
             own = columns.get(name)
             if len(values) != len(columns["labels"]) or (own is not None and not np.array_equal(own, values)):
                 raise DataError(f"{self.path}: the {part} pictures and the .mat files disagree on {name}; use one copy")
         columns |= claims
 
-    def _extra(self, part: Part, what: str, names: list[str]) -> npt.NDArray[np.generic] | None:
+    def _extra(self, part: str, what: str, names: list[str]) -> tuple[bytes, str] | None:
+        """An official matrix among the pictures or beside them, and its name."""
         wanted = f"{STEMS[part]}-{what}.mat"
         inside = next((name for name in names if name.endswith(wanted)), None)
         if inside is not None:
-            return parse_matrix(self.files.read(inside), f"{self.path}: {inside}")
+            return self.files.read(inside), f"{self.path}: {inside}"
         loose = _matrix(self.beside, part, what)
-        return None if loose is None else parse_matrix(store.read(loose), loose)
+        return None if loose is None else (store.read(loose), str(loose))
 
     def _chunks(self, pairs: list[tuple[str, str]]) -> Iterator[Pixels]:
         for start in range(0, len(pairs), _CHUNK):
