@@ -126,7 +126,7 @@ class CapsuleLayer(nn.Module):
         """Watch Algorithm 1: every state of the routing, couplings `[B, *S, I, J]`, poses `[B, *S, J, r, c]`."""
         poses, logits, out, field = self._enter(caps)
         cast = votes(field.gather(poses), self._matrices(), self._offset())
-        for state in self.routing.steps(cast, Inputs(field.gather(logits)), field):
+        for state in self.routing.steps(cast, Inputs(field.gather(logits), field.mask), field):
             yield RoutingState(
                 state.coupling.unflatten(1, out) if out else state.coupling.squeeze(1),
                 state.poses.reshape(len(poses), *out, self.out_channels, *self.out_pose),
@@ -147,7 +147,8 @@ class CapsuleLayer(nn.Module):
             logits = entering_logits(activations)
         space = tuple(poses.shape[1:-3])
         out, field = self._look(space, poses.device)
-        return poses.reshape(len(poses), field.num_inputs, *self.pose), logits.reshape(len(poses), field.num_inputs), out, field
+        flat = (len(poses), field.num_inputs)
+        return poses.reshape(*flat, *self.pose), logits.reshape(flat), out, field
 
     def _check_shapes(self, poses: Tensor, activations: Tensor) -> None:
         if poses.dim() != self._dimensions() + 4:

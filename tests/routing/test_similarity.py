@@ -140,7 +140,7 @@ def test_a_flat_coupling_starts_undecided():
     for calibrate, low, high in ((True, -1.5, 1.5), (False, 4.0, 10.0)):
         routing = similarity(calibrate=calibrate)(shape)
         votes = torch.randn(1, 1, 256, 5, 16) / 2
-        inputs = Inputs(torch.zeros(1, 1, 256))
+        inputs = Inputs(torch.zeros(1, 1, 256), torch.ones(1, 256, dtype=torch.bool))
         coupling = torch.full((1, 1, 256, 5), 1 / 256)
         poses, _ = routing.aggregation(votes, inputs, coupling, None)
         logits = routing.activation(votes, inputs, coupling, poses, None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,9 +27,13 @@ Competition = Literal["inputs", "window", "parents"]
 
 
 class Inputs(NamedTuple):
-    """How active the inputs of each position are; kept as logits, so that log a is exact where a rounds to 0 or 1."""
+    """How active the inputs of each position are; kept as logits, so that log a is exact where a rounds to 0 or 1.
+
+    Where `mask` is False there is padding: votes there are arbitrary, and their coupling is always 0.
+    """
 
     logits: Float[Tensor, "B P I"]
+    mask: Bool[Tensor, "P I"]
 
     @property
     def activations(self) -> Float[Tensor, "B P I"]:

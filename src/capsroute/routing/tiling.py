@@ -27,8 +27,8 @@ def route(
 ) -> tuple[Float[Tensor, "B P J D"], Float[Tensor, "B P J"]]:
     """Poses and logits of the output capsules.
 
-    No more than `budget` bytes of votes are held at a time (`None`: all of them), though at least those of one position
-    of one image, or of one image where the routing couples positions.
+    No more than `budget` bytes of votes, with the copies that autograd makes of them, are held at a time (`None`: all),
+    though at least those of one position of one image, or of one image where the routing couples positions.
     """
     images, positions = tile_sizes(routing, len(poses), matrices, poses, field, budget)
     if images >= len(poses) and positions >= len(field.index):
@@ -62,7 +62,9 @@ def tile_sizes(
     positions, inputs = field.index.shape
     if budget is None:
         return images, positions
-    numbers = inputs * matrices.shape[1] * matrices.shape[2] * poses.shape[-1]
+    # in backward, autograd keeps the votes once more for each forming of the capsules
+    copies = routing.updates + 2
+    numbers = copies * inputs * matrices.shape[1] * matrices.shape[2] * poses.shape[-1]
     fitting = budget // max(1, numbers * poses.element_size())
     if fitting >= positions or routing.couples_positions:
         return max(1, min(images, fitting // max(1, positions))), positions
@@ -77,5 +79,5 @@ def _parts(field: Field, positions: int) -> Iterator[Field]:
 def _route_tile(
     routing: Routing, poses: Tensor, logits: Tensor, matrices: Tensor, offset: Tensor | None, field: Field
 ) -> tuple[Tensor, Tensor]:
-    state = routing(votes(field.gather(poses), matrices, offset), Inputs(field.gather(logits)), field)
+    state = routing(votes(field.gather(poses), matrices, offset), Inputs(field.gather(logits), field.mask), field)
     return state.poses, state.logits
