@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from capsroute.ops import build
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -44,6 +46,19 @@ def check(poses: Tensor, logits: Tensor, weight: Tensor, offset: Tensor | None, 
     for tensor in (poses, logits, weight, *(() if offset is None else (offset,))):
         if tensor.dtype != torch.float32:
             raise ValueError(f"fused operators take torch.float32, not {tensor.dtype}")
+
+
+def library(name: str) -> ctypes.CDLL:
+    """Return the compiled operator; there being none is an error by now, since a layer looks before it calls."""
+    found = build.load(name)
+    if found is None:
+        raise build.BuildError(build.reason(name))
+    return found
+
+
+def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Return what C++ can read of each tensor: itself, or a copy to keep until the call returns."""
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
 def call(function: ctypes._NamedFuncPointer, *structures: ctypes.Array[ctypes.c_int64]) -> None:

@@ -1,0 +1,25 @@
+// Couplings that compete over the output types of a window: the pieces of a softmax over rows.
+#pragma once
+
+#include "lanes.hpp"
+
+namespace capsroute {
+
+// Scores in base 2, rows [J][lanes], become their exponentials counted from the largest of each lane, in place;
+// `peak` and `total` [lanes] get that largest score and the sum of the exponentials.
+inline void exponentials(int64_t outputs, int lanes, float* rows, float* peak, float* total) {
+  for (int i = 0; i < lanes; i += kLanes) {
+    Vec top = load(rows + i);
+    for (int64_t j = 1; j < outputs; ++j) top = larger(top, load(rows + j * lanes + i));
+    Vec sum_of_lane = {};
+    for (int64_t j = 0; j < outputs; ++j) {
+      const Vec e = exp2(load(rows + j * lanes + i) - top);
+      store(rows + j * lanes + i, e);
+      sum_of_lane += e;
+    }
+    store(peak + i, top);
+    store(total + i, sum_of_lane);
+  }
+}
+
+}  // namespace capsroute

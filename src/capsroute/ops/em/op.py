@@ -1,0 +1,179 @@
+"""The operator `capsroute::em`: schema, fake, autograd, and the call into C++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsroute.ops import native
+
+
+def em(
+    poses: Tensor,
+    logits: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    index: Tensor,
+    beta_use: Tensor,
+    beta_activate: Tensor,
+    scales: Sequence[float],
+    parents: bool,
+    min_variance: float,
+) -> tuple[Tensor, Tensor]:
+    """Route the votes `weight @ poses + offset` of every window of `index` by EM; no vote is ever stored.
+
+    Shapes:
+        poses [B, N, r_in, c], logits [B, N], weight [I, J, r_out, r_in], offset [I, r_out * c] or None,
+        index [P, I] int32 with -1 for padding, betas [J]
+        -> poses [B, P, J, r_out, c], logits [B, P, J]
+
+    Args:
+        scales: the inverse temperature of each M-step, and so their number; the first has flat couplings.
+        parents: whether a child's couplings compete over all its parents, or else over the output types of each window.
+    """
+    out, out_logits, _, _ = em_forward(
+        poses, logits, weight, offset, index, beta_use, beta_activate, scales, parents, min_variance
+    )
+    return out, out_logits
+
+
+@torch.library.custom_op("capsroute::em", mutates_args=(), device_types="cpu")
+def em_forward(
+    poses: Tensor,
+    logits: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    index: Tensor,
+    beta_use: Tensor,
+    beta_activate: Tensor,
+    scales: Sequence[float],
+    parents: bool,
+    min_variance: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return poses, logits, the moments of each M-step and the softmax of each E-step: what backward starts from."""
+    _check(poses, logits, weight, offset, index, beta_use, beta_activate, scales)
+    kept = native.contiguous(poses, logits, weight, offset, index, beta_use, beta_activate)
+    constants = torch.tensor([min_variance, *scales], dtype=torch.float32)
+    outputs = _empty_outputs(poses, weight, index, len(scales))
+    native.call(
+        native.library("em").capsroute_em_forward,
+        native.geometry(poses, weight, index),
+        native.words(*kept, constants, len(scales), int(parents)),
+        native.words(*outputs),
+    )
+    return outputs
+
+
+@em_forward.register_fake
+def _(
+    poses: Tensor, logits: Tensor, weight: Tensor, offset: Tensor | None, index: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty_outputs(poses, weight, index, len(rest[2]))
+
+
+@torch.library.custom_op("capsroute::em_backward", mutates_args=(), device_types="cpu")
+def em_backward(
+    grad_poses: Tensor,
+    grad_logits: Tensor,
+    trail: Tensor,
+    shares: Tensor,
+    poses: Tensor,
+    logits: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    index: Tensor,
+    beta_use: Tensor,
+    beta_activate: Tensor,
+    scales: Sequence[float],
+    parents: bool,
+    min_variance: float,
+) -> list[Tensor]:
+    """Return the gradients of all float inputs in their order; that of an absent offset is empty."""
+    kept = native.contiguous(poses, logits, weight, offset, index, beta_use, beta_activate)
+    saved = native.contiguous(grad_poses, grad_logits, trail, shares)
+    constants = torch.tensor([min_variance, *scales], dtype=torch.float32)
+    grads = _empty_gradients(poses, logits, weight, offset, beta_use, beta_activate)
+    native.call(
+        native.library("em").capsroute_em_backward,
+        native.geometry(poses, weight, index),
+        native.words(*kept, constants, len(scales), int(parents)),
+        native.words(None, None, *saved[2:]),
+        native.words(*saved[:2], *grads),
+    )
+    return grads
+
+
+@em_backward.register_fake
+def _(
+    grad_poses: Tensor,
+    grad_logits: Tensor,
+    trail: Tensor,
+    shares: Tensor,
+    poses: Tensor,
+    logits: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    index: Tensor,
+    beta_use: Tensor,
+    beta_activate: Tensor,
+    *rest: Any,
+) -> list[Tensor]:
+    return _empty_gradients(poses, logits, weight, offset, beta_use, beta_activate)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, ctx.options = inputs[:7], inputs[7:]
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(*output[2:], *tensors)
+
+
+def _autograd(ctx: Any, grad_poses: Tensor, grad_logits: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    grads = em_backward(grad_poses, grad_logits, *ctx.saved_tensors, *ctx.options)
+    poses, logits, weight, offset, beta_use, beta_activate = grads
+    has_offset = ctx.saved_tensors[5] is not None
+    return poses, logits, weight, offset if has_offset else None, None, beta_use, beta_activate, None, None, None
+
+
+em_forward.register_autograd(_autograd, setup_context=_setup_context)
+
+
+def _empty_outputs(poses: Tensor, weight: Tensor, index: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, _, _, cols = poses.shape
+    window, outputs, rows, _ = weight.shape
+    positions = index.shape[0]
+    return (
+        poses.new_empty(batch, positions, outputs, rows, cols),
+        poses.new_empty(batch, positions, outputs),
+        poses.new_empty(batch, positions, outputs, steps, 2 * rows * cols + 2),
+        poses.new_empty(batch, steps - 1, positions, 2, window),
+    )
+
+
+def _empty_gradients(*inputs: Tensor | None) -> list[Tensor]:
+    absent = torch.empty(0)
+    return [
+        torch.empty_like(absent if tensor is None else tensor, memory_format=torch.contiguous_format)
+        for tensor in inputs
+    ]
+
+
+def _check(
+    poses: Tensor,
+    logits: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    index: Tensor,
+    beta_use: Tensor,
+    beta_activate: Tensor,
+    scales: Sequence[float],
+) -> None:
+    native.check(poses, logits, weight, offset, index)
+    outputs = weight.shape[1]
+    for name, tensor in (("beta_use", beta_use), ("beta_activate", beta_activate)):
+        if tensor.shape != (outputs,) or tensor.dtype != torch.float32:
+            raise ValueError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {(outputs,)} torch.float32")
+    if not scales:
+        raise ValueError("scales is empty; it has one inverse temperature for each M-step, of which there is at least one")
