@@ -6,9 +6,12 @@ Every command imports what it needs when it runs, so that `capsroute --help` ans
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from capsroute.data.commands import app as data_app
 from capsroute.errors import CapsrouteError
 
 app = typer.Typer(
@@ -18,6 +21,48 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(data_app, name="data")
+
+DataDir = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets lie.")]
+Threads = Annotated[int | None, typer.Option(help="Threads for torch; all cores unless told.")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="DATA-ROUTING, digits-similarity unless told.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change an entry: optimizer.lr=1e-3.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to go through the training set.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random number.")] = None,
+    data: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/RECIPE-SEED-N unless told.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a run.")] = False,
+    precision: Annotated[str | None, typer.Option(help="32, or bf16 for mixed precision.")] = None,
+    accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
+    threads: Threads = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False,
+) -> None:
+    """Train a recipe, choose its parameters by validation, test them, and write a report."""
+    from capsroute.training.commands import run_training
+
+    run_training(
+        recipe,
+        settings=settings or [],
+        epochs=epochs,
+        seed=seed,
+        data=data,
+        out=out,
+        resume=resume,
+        force=force,
+        precision=precision,
+        accelerator=accelerator,
+        threads=threads,
+        tensorboard=tensorboard,
+    )
 
 
 @app.callback()
@@ -31,4 +76,4 @@ def main() -> None:
         app()
     except CapsrouteError as error:
         typer.secho(f"capsroute: {error}", fg="red", err=True)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_code", 2))

@@ -1,0 +1,102 @@
+"""Processes, devices and precision, through lightning-fabric.
+
+On one process nothing is to be said. `torchrun --nproc-per-node 2 -m capsroute train ...` starts several, on one
+machine or many; each then finds itself here by torchrun's environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from capsroute.errors import RunError
+from capsroute.training.config import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+_PRECISION = {"32": "32-true", "bf16": "bf16-mixed"}
+
+
+def start(precision: str = "32", accelerator: str = "auto") -> Fabric:
+    """The fabric of this process: gloo between CPUs, nccl between GPUs."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    options: dict[str, Any] = {"accelerator": accelerator, "precision": _PRECISION[precision], "devices": 1}
+    if world > 1:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        # statistics are averaged by the norms themselves; a routing may leave some of its parameters unused
+        ranks = DDPStrategy(broadcast_buffers=False, find_unused_parameters=True)
+        options |= {"devices": local, "num_nodes": world // local, "strategy": ranks}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fabric = Fabric(**options)
+        fabric.launch()
+    return fabric
+
+
+def share(batch_size: int, world_size: int) -> int:
+    """The batch of one rank."""
+    if batch_size % world_size:
+        raise ConfigError(
+            f"batch_size={batch_size} cannot be shared equally by {world_size} ranks; use a multiple of {world_size}"
+        )
+    return batch_size // world_size
+
+
+def set_threads(threads: int | None) -> int:
+    """Let torch use so many threads (all cores, shared between the ranks of a machine, unless told); says how many."""
+    if threads is None:
+        threads = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if threads < 1:
+        raise ConfigError(f"--threads {threads}: at least 1")
+    torch.set_num_threads(threads)
+    return threads
+
+
+@contextmanager
+def telling_lost_ranks(world_size: int) -> Iterator[None]:
+    """A collective call that fails means that another rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world_size == 1 or isinstance(error, RunError):
+            raise
+        first = str(error).strip().splitlines()[0]
+        raise RunError(
+            f"another rank was lost or could not be reached ({first}); go on from the last checkpoint with --resume, "
+            "on any number of ranks"
+        ) from error
+
+
+class Interrupts:
+    """Turns the first SIGINT or SIGTERM into a wish to stop after the current step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._before[number] = signal.signal(number, self._note)
+            except ValueError:  # not the main thread: whoever runs us there handles signals
+                break
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.wanted = True
+        signal.signal(number, signal.SIG_DFL)
