@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from capsroute.data import store
 from capsroute.data.dataset import Split
 
 _REAL = os.environ.get("CAPSROUTE_DATA")
+_USERS_CACHE = os.environ.get("XDG_CACHE_HOME", "")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own, and no data but what the test names."""
-    cache = tmp_path / "cache"
+    cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.delenv("CAPSROUTE_DATA", raising=False)
     return cache / "capsroute"
@@ -30,6 +32,13 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: CAPSROUTE_DATA is not set and {shared} is not there")
     return folder
+
+
+@pytest.fixture
+def users_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's real cache, to read what is there already; `own_cache` is undone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", _USERS_CACHE)
+    return store.cache_dir()
 
 
 @pytest.fixture

@@ -53,6 +53,18 @@ def test_ranks_see_together_what_one_sees(toys: Split, world_size: int, train: b
         assert torch.equal(images[ids.argsort()], whole.images[whole.ids.argsort()])
 
 
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("standardise", ["image", "crop", None])
+def test_a_rank_may_have_no_part_in_the_last_batch(toys: Split, standardise: str | None, train: bool) -> None:
+    few = toys.subset(range(25))
+    steps = Transform(pad_to=50, standardise=standardise, fill="edge", contrast=0.5, rotation=5.0, flip=True, cutout=3)
+    shares = []
+    for rank in range(3):
+        batches = Loader(few, steps, batch_size=8, train=train, rank=rank, world_size=3, drop_last=False)
+        shares.append([tuple(batch.images.shape) for batch in batches.epoch(0)])
+    assert shares == [[(8, 2, 50, 50), (last, 2, 50, 50)] for last in (1, 0, 0)]
+
+
 def test_resuming_in_the_middle_of_an_epoch(toys: Split) -> None:
     batches = loader(toys, 32)
     rest = list(batches.epoch(1))[6:]

@@ -38,7 +38,10 @@ def load(name: str, *, data_dir: Path | str | None = None, **options: Any) -> Da
         if option not in accepted:
             known = ", ".join(accepted) or "none"
             raise DataError(f"{name} has no option {option!r}{_nearest(option, accepted)}; its options: {known}")
-    return opener(Path(data_dir).expanduser() if data_dir else None, **options)
+    try:
+        return opener(Path(data_dir).expanduser() if data_dir else None, **options)
+    except OSError as error:
+        raise DataError(f"{name} cannot be opened: {error.filename}: {error.strerror}") from error
 
 
 def _opener(name: str) -> Callable[..., DataSet]:

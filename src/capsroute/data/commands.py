@@ -41,12 +41,16 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
+    from capsroute.data.store import looked_in
+
     table = Table("name", "train", "test", "source", "verified", box=None, pad_edge=False)
     table.add_column("where", overflow="fold")
     for entry in entries:
         counts = ("" if count is None else f"{count:,}" for count in (entry.train, entry.test))
         table.add_row(entry.name, *counts, entry.source, entry.verified, entry.where or f"[dim]{entry.problem}[/dim]")
     Console().print(table)
+    if any(entry.problem for entry in entries):
+        typer.echo(f"\nLooked in {looked_in(data)}. `capsroute data fetch NAME` downloads what is missing.")
 
 
 @app.command()
@@ -61,7 +65,10 @@ def fetch(
         typer.echo("digits comes with scikit-learn; nothing to fetch")
         return
     made_from = {"affnist": "mnist", "multimnist": "mnist"}
-    typer.echo(f"{name} is in {fetching.fetch(made_from.get(name, name), data)}")
+    folder = fetching.fetch(made_from.get(name, name), data)
+    typer.echo(f"{name} is {'made from what is ' if name in made_from else ''}in {folder}")
+    if name == "smallnorb":
+        typer.echo("NORB is for research, not for sale; cite LeCun, Huang & Bottou, CVPR 2004")
 
 
 @app.command()

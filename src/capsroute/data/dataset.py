@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from capsroute.data.transforms import Transform
 from capsroute.errors import DataError
+
+if TYPE_CHECKING:
+    from capsroute.data.transforms import Transform
 
 Pixels = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

@@ -99,28 +99,50 @@ class _Interrupted(Exception):
 def _download(address: str, part: Path, progress: Progress) -> None:
     """Append to `part` what the server has beyond it."""
     begun = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "capsroute", **({"Range": f"bytes={begun}-"} if begun else {})}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=_TIMEOUT) as answer:
-            resumed = answer.status == 206
-            length = answer.headers.get("Content-Length")
-            start = begun if resumed else 0
-            total = start + int(length) if length else None
-            task = progress.add_task(part.name.rsplit(".", 2)[0], total=total, completed=start)
-            with part.open("ab" if resumed else "wb") as file:
-                for block in iter(lambda: answer.read(_BLOCK), b""):
-                    file.write(block)
-                    progress.advance(task, len(block))
-                _sync(file)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing beyond what is there: the digest will tell whether it is whole
-            return
-        raise _Interrupted(f"HTTP {error.code}") from error
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise _Interrupted(getattr(error, "reason", None) or error) from error
+    answer = _ask(address, begun)
+    if answer is None:
+        return
+    with answer:
+        start = begun if answer.status == 206 else 0  # a server that cannot resume begins anew
+        length = answer.headers.get("Content-Length")
+        total = start + int(length) if length else None
+        task = progress.add_task(part.name.rsplit(".", 2)[0], total=total, completed=start)
+        with part.open("ab" if start else "wb") as file:
+            for block in _blocks(answer):
+                file.write(block)
+                progress.advance(task, len(block))
+            _sync(file)
     size = part.stat().st_size
     if total is not None and size < total:
         raise _Interrupted(f"the connection broke after {size} of {total} bytes")
+
+
+def _ask(address: str, begun: int) -> http.client.HTTPResponse | None:
+    """The server's answer from byte `begun` on; None if it has nothing more (the digest tells if that is all)."""
+    headers = {"User-Agent": "capsroute", **({"Range": f"bytes={begun}-"} if begun else {})}
+    request = urllib.request.Request(address, headers=headers)
+    try:
+        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT)
+        return answer
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416:
+            return None
+        raise _Interrupted(f"HTTP {error.code}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _Interrupted(str(getattr(error, "reason", None) or error)) from error
+
+
+def _blocks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """What the server sends; its failures are told apart from those of the disk, which are OSErrors too."""
+    while True:
+        try:
+            block = answer.read(_BLOCK)
+        except (OSError, http.client.HTTPException) as error:
+            raise _Interrupted(str(error)) from error
+        if not block:
+            return
+        yield block
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -41,20 +41,22 @@ def open_folder(
     if not path.is_dir():
         raise DataError(f"{path} is no folder; folder:PATH needs one with a folder of images for each class")
     if size < 1 or not 0 < test_fraction < 1:
-        raise DataError(f"size={size}, test_fraction={test_fraction}: need a positive size and a fraction of 1")
+        raise DataError(
+            f"size={size}, test_fraction={test_fraction}: need a positive size and a fraction between 0 and 1"
+        )
     divided = (path / "train").is_dir()
-    root = path / "train" if divided else path
-    classes = _classes(root)
+    classes = _classes(path / "train" if divided else path)
+    pictures = partial(_divided, path, classes) if divided else partial(_share, path, classes, test_fraction, seed)
     if colour is None:
-        colour = any(_coloured(picture) for name in classes for picture in _pictures(root / name)[:_LOOKED_AT])
+        colour = any(_coloured(picture) for picture in _first_of_each_class(pictures("train")))
     return DataSet(
-        name=f"folder:{path.name or path.resolve().name}",
+        name=f"folder:{path}",
         source="folder",
         classes=classes,
         channels=3 if colour else 1,
         image_size=size,
         transform=Transform(standardise="image", shift=size // 16, fill="edge"),
-        opener=partial(_open, path, classes, None if divided else (test_fraction, seed), size, colour),
+        opener=partial(_open, path, pictures, size, colour),
         title=path.name,
     )
 
@@ -73,23 +75,30 @@ def _pictures(folder: Path) -> list[Path]:
     return found
 
 
+def _first_of_each_class(listing: Listing) -> list[Path]:
+    seen: dict[int, list[Path]] = {}
+    for picture, label in listing:
+        seen.setdefault(label, []).append(picture)
+    return [picture for pictures in seen.values() for picture in pictures[:_LOOKED_AT]]
+
+
 def _coloured(path: Path) -> bool:
     pixels = np.asarray(decode(store.read(path), "RGB", str(path)))
     return bool((pixels != pixels[..., :1]).any())
 
 
-def _open(
-    path: Path, classes: tuple[str, ...], held_out: tuple[float, int] | None, size: int, colour: bool, part: Part
-) -> Split:
-    listing = _listing(path / part, classes) if held_out is None else _share(path, classes, *held_out, part)
+def _open(path: Path, pictures: Callable[[Part], Listing], size: int, colour: bool, part: Part) -> Split:
+    listing = pictures(part)
     marks = [(str(p.relative_to(path)), *store.file_mark(p)[1:], label) for p, label in listing]
     key = store.fingerprint("folder", str(path.resolve()), part, size, colour, marks)
     return store.cached(f"folder-{part}-{key}", partial(_recipe, listing, size, colour))
 
 
-def _listing(root: Path, classes: tuple[str, ...]) -> Listing:
+def _divided(path: Path, classes: tuple[str, ...], part: Part) -> Listing:
+    """The pictures of one split of a folder that has them apart."""
+    root = path / part
     if not root.is_dir():
-        raise DataError(f"{root} is not there; add it, or put the class folders directly into {root.parent}")
+        raise DataError(f"{root} is not there; add it, or put the class folders directly into {path}")
     if (found := _classes(root)) != classes:
         odd = ", ".join(sorted(set(found) ^ set(classes)))
         raise DataError(f"{root} and the training folder differ in their classes ({odd}); they must be the same")

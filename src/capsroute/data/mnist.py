@@ -105,7 +105,7 @@ def find(which: Published, data_dir: Path | None) -> Path:
         if all(_file(folder, *key) for key in FILES):
             return folder
     package = " or install Debian's dataset-fashion-mnist" if which.installed else ""
-    raise store.missing(which.name, data_dir, f"run `capsroute data fetch {which.name}`{package}")
+    raise store.NotFound(which.name, data_dir, f"run `capsroute data fetch {which.name}`{package}")
 
 
 def _candidates(which: Published, data_dir: Path | None) -> Iterator[Path]:

@@ -101,7 +101,7 @@ def find(data_dir: Path | None, verify: bool = True) -> Source:
                 return PictureFiles(Zip(path), kind, folder)
         if (kind := _kind_of_folder(folder)) is not None:
             return PictureFiles(Folder(folder), kind, folder)
-    raise store.missing(
+    raise store.NotFound(
         "smallnorb",
         data_dir,
         "run `capsroute data fetch smallnorb`, or put there the official .mat files, or the pictures "

@@ -51,10 +51,16 @@ def folders(name: str, data_dir: Path | str | None = None) -> Iterator[Path]:
             yield from (folder for folder in (place / name, place) if folder.is_dir())
 
 
-def missing(name: str, data_dir: Path | str | None, way_out: str) -> DataError:
-    """The error for a data set that lies in none of the three places."""
-    looked = ", ".join(f"{label} ({'not set' if place is None else place})" for label, place in places(data_dir))
-    return DataError(f"{name} is not here: looked in {looked}; {way_out}")
+class NotFound(DataError):
+    """A data set lies in none of the three places."""
+
+    def __init__(self, name: str, data_dir: Path | str | None, way_out: str) -> None:
+        super().__init__(f"{name} is not here: looked in {looked_in(data_dir)}; {way_out}")
+
+
+def looked_in(data_dir: Path | str | None) -> str:
+    """The three places in words."""
+    return ", ".join(f"{label} ({'not set' if place is None else place})" for label, place in places(data_dir))
 
 
 def read(path: Path) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from capsroute.data import mnist, smallnorb
 from capsroute.data.catalogue import load
 from capsroute.data.dataset import Part
+from capsroute.data.store import NotFound
 from capsroute.errors import DataError
 
 _PARTS: tuple[Part, Part] = ("train", "test")
@@ -19,7 +20,7 @@ _PARTS: tuple[Part, Part] = ("train", "test")
 class Entry:
     """One data set: where it lies, how many examples a split has, and what of it was compared with published digests.
 
-    `problem` says why it cannot be used: not found, or damaged.
+    `problem` says why it cannot be used: "not found", or what is wrong with it.
     """
 
     name: str
@@ -42,6 +43,8 @@ def survey(data_dir: Path | None = None) -> list[Entry]:
 def _look(name: str, look: Callable[[Path | None], Entry], data_dir: Path | None) -> Entry:
     try:
         return look(data_dir)
+    except NotFound:
+        return Entry(name, problem="not found")
     except DataError as error:
         return Entry(name, problem=str(error))
 
@@ -59,7 +62,7 @@ def _idx(which: mnist.Published, data_dir: Path | None) -> Entry:
 
 def _made(name: str, base: Entry) -> Entry:
     if base.problem:
-        return replace(base, name=name, problem=f"made from mnist: {base.problem}")
+        return replace(base, name=name, problem=f"made from mnist, {base.problem}")
     return replace(base, name=name, where=f"made from {base.where}", source="generated")
 
 

@@ -153,7 +153,7 @@ class Transform:
     ) -> npt.NDArray[np.float32]:
         rows = images.rows[chosen]
         side = self.output_size(images.shape[2])
-        if draws is not None and (self.rotation or self.scale or self.shear):
+        if draws is not None and len(rows) and (self.rotation or self.scale or self.shear):
             pixels = self._warped(images.stored[rows], top, left, side, draws)
         else:
             pixels = windows(images.stored, rows, top, left, side, self.fill)
@@ -172,13 +172,13 @@ class Transform:
         self, images: Images, rows: npt.NDArray[np.int64], pixels: npt.NDArray[np.float32], draws: Counter | None
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Standardising, contrast and brightness are one straight line a channel: its slope and offset, [b, C]."""
-        count, channels = pixels.shape[:2]
+        count, channels, side, _ = pixels.shape
         mean, std = self._standard(images, rows, pixels)
         slope = np.broadcast_to(1 / (255 * std), (count, channels))
         offset = np.broadcast_to(-mean / std, (count, channels))
         if draws is not None and self.contrast:
             factor = draws.uniform(Draw.CONTRAST, 1 - self.contrast, 1 + self.contrast)[:, None]
-            level = slope * pixels.reshape(count, channels, -1).mean(axis=2) + offset
+            level = slope * pixels.reshape(count, channels, side * side).mean(axis=2) + offset
             slope, offset = factor * slope, factor * offset + (1 - factor) * level
         if draws is not None and self.brightness:
             offset = offset + draws.uniform(Draw.BRIGHTNESS, -self.brightness, self.brightness)[:, None]
@@ -192,9 +192,9 @@ class Transform:
         if self.standardise == "fixed":
             return np.array(self.mean), np.array(self.std)
         if self.standardise == "crop":
-            values = pixels.reshape(len(pixels), -1).astype(np.float64)
+            count = int(np.prod(pixels.shape[1:]))
+            values = pixels.reshape(len(pixels), count).astype(np.float64)
             sums = np.stack([values.sum(axis=1), np.einsum("ij,ij->i", values, values)], axis=1)
-            count = values.shape[1]
         else:
             sums = images.moments.sums(rows)
             count = images.shape[1] * (self.pad_to or images.shape[2]) ** 2
@@ -241,7 +241,9 @@ def windows(
 ) -> npt.NDArray[np.uint8]:
     """A window of each row, [b, C, side, side]; stored pixels are copied once, and only those inside a window."""
     size = stored.shape[2]
-    margin = max(0, -int(min(top.min(), left.min())), int(max(top.max(), left.max())) + side - size) if len(rows) else 0
+    if not len(rows):  # a rank's share of a last batch may be empty
+        return np.empty((0, stored.shape[1], side, side), np.uint8)
+    margin = max(0, -int(min(top.min(), left.min())), int(max(top.max(), left.max())) + side - size)
     if margin:
         around = ((0, 0), (0, 0), (margin, margin), (margin, margin))
         stored = np.pad(stored[rows], around, mode="constant" if fill == "zero" else "edge")
