@@ -65,6 +65,44 @@ def train(
     )
 
 
+@app.command()
+def evaluate(
+    run: Annotated[Path | None, typer.Argument(help="A run's folder, or one that save_pretrained wrote.")] = None,
+    pretrained: Annotated[str | None, typer.Option(metavar="NAME", help="A network that ships with capsroute.")] = None,
+    data: DataDir = None,
+    affine: Annotated[bool, typer.Option("--affine", help="Also on affine-transformed digits.")] = False,
+    multicrop: Annotated[bool, typer.Option("--multicrop", help="Also averaged over 13 crops.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where pictures go; RUN/evaluation unless told.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    threads: Threads = None,
+) -> None:
+    """Test error with a 95 % interval, confusion matrix, and the worst mistakes as a picture."""
+    from capsroute.training.commands import run_evaluation
+
+    run_evaluation(
+        run, pretrained, data=data, affine=affine, multicrop=multicrop, out=out, as_json=as_json, threads=threads
+    )
+
+
+@app.command()
+def table(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, result files, or folders of either.")],
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the table into a picture too.")] = None,
+) -> None:
+    """The paper's results table with our numbers beside the published ones."""
+    from capsroute.training import table as tables
+
+    results = tables.collect(runs)
+    if as_markdown:
+        typer.echo(tables.markdown(results), nl=False)
+    else:
+        tables.show(results)
+    if png is not None:
+        tables.picture(results, png)
+        typer.echo(f"drawn into {png}", err=True)
+
+
 @app.callback()
 def _options() -> None:
     """Train and look into capsule networks whose routing is learned."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from capsroute.training.config import Config
+from capsroute.training.config import Config, ConfigError
+from capsroute.training.evaluate import confusion
 from capsroute.training.loop import train
+from capsroute.training.ranks import set_threads
 from capsroute.training.recipes import DEFAULT, recipe
 from capsroute.training.run import Run
+from capsroute.training.verdict import Verdict, draw, judge, load_trained
 
 
 def run_training(
@@ -43,6 +47,49 @@ def run_training(
     low, high = result["test_interval"]
     print(f"test error {result['test_error']:.2f} % (95 % interval {low:.2f} to {high:.2f})")
     print(f"report: {run.report}")
+
+
+def run_evaluation(
+    run: Path | None,
+    pretrained: str | None,
+    *,
+    data: Path | None,
+    affine: bool,
+    multicrop: bool,
+    out: Path | None,
+    as_json: bool,
+    threads: int | None,
+) -> None:
+    """`capsroute evaluate`."""
+    if (run is None) == (pretrained is None):
+        raise ConfigError("pass either a run's folder or --pretrained NAME")
+    set_threads(threads)
+    trained = load_trained(pretrained or str(run), data)
+    verdicts = judge(trained, affine=affine, multicrop=multicrop, data_dir=data)
+    folder = out or (Path("evaluation") / str(pretrained) if run is None else run / "evaluation")
+    drawn = draw(verdicts[0], trained.dataset.classes, folder)
+    if as_json:
+        print(json.dumps([verdict.to_dict() for verdict in verdicts], indent=2))
+        return
+    for verdict in verdicts:
+        low, high = verdict.found.interval
+        print(
+            f"{verdict.title}: test error {verdict.found.error:.2f} % (95 % interval {low:.2f} to {high:.2f}, "
+            f"{len(verdict.split):,} images)"
+        )
+    if verdicts[0].found.labels.dim() == 1:
+        _print_confusion(verdicts[0], trained.dataset.classes)
+    print("\n".join(f"picture: {path}" for path in drawn))
+
+
+def _print_confusion(verdict: Verdict, classes: tuple[str, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("is \\ taken for", *classes)
+    for name, row in zip(classes, confusion(verdict.found).tolist(), strict=True):
+        table.add_row(name, *(str(count) if count else "" for count in row))
+    Console().print(table)
 
 
 def _chosen(name: str | None, out: Path | None, resume: bool) -> Config:

@@ -121,3 +121,25 @@ def learned_values(epochs: Sequence[int], health: Sequence[Sequence[Mapping[str,
         axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7)
     return made
+
+
+def table_picture(header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Figure:
+    """A table; rows whose second cell is `capsroute` are set off."""
+    lengths = np.array([[len(text) for text in line] for line in (header, *rows)]).max(axis=0) + 2
+    made = figure(0.085 * lengths.sum() + 0.4, 0.27 * (len(rows) + 1) + 0.6)
+    axes = made.subplots()
+    axes.set_axis_off()
+    drawn = axes.table(
+        cellText=rows, colLabels=header, colWidths=list(lengths / lengths.sum()), cellLoc="left", loc="center"
+    )
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(8.5)
+    for (line, _), cell in drawn.get_celld().items():
+        cell.set_edgecolor("#cbd5e0")
+        if line == 0:
+            cell.set_facecolor("#edf2f7")
+        elif rows[line - 1][1] == "capsroute":
+            cell.set_facecolor("#ebf8ff")
+            cell.get_text().set_fontweight("bold")
+    made.supxlabel(note, fontsize=7)
+    return made
