@@ -41,9 +41,9 @@ CAPSROUTE_INLINE void multiply_tile(int inner, Grid a, Grid b, const Grid* start
     for (int y = 0; y < Y; ++y) acc[x][y] = start ? load(start->at(x0 + x, y0 + y)) : Vec{};
   for (int k = 0; k < inner; ++k) {
     Vec left[X];
-    for (int x = 0; x < X; ++x) left[x] = load(a.at(x0 + x, k));
+    for (int x = 0; x < X; ++x) left[x] = load_once(a.at(x0 + x, k));
     for (int y = 0; y < Y; ++y) {
-      const Vec right = load(b.at(k, y0 + y));
+      const Vec right = load_once(b.at(k, y0 + y));
       for (int x = 0; x < X; ++x) acc[x][y] += left[x] * right;
     }
   }
@@ -108,23 +108,36 @@ inline void votes_backward(Shape shape, int blocks, const float* weight, const f
                          grad_offset ? grad_offset + b * shape.out * kLanes : nullptr);
 }
 
-// ||v_i - mu||^2 for N blocks of lanes; `rows` points at the first of them.
+// ||v_i - mu||^2 for N blocks of lanes; `rows` points at the first of them. Two sums, since one would wait for itself.
 template <int N>
 CAPSROUTE_INLINE Pack<N> squared_distance(int size, const float* rows, const float* mu) {
-  Pack<N> total = zeros<N>();
-  for (int d = 0; d < size; ++d) {
-    const Pack<N> gap = load<N>(rows + d * kLanes, size) - mu[d];
-    total = total + gap * gap;
+  Pack<N> even = zeros<N>(), odd = zeros<N>();
+  int d = 0;
+  for (; d + 2 <= size; d += 2) {
+    // this way round the load is part of the subtraction
+    const Pack<N> gap = mu[d] - load<N>(rows + d * kLanes, size);
+    const Pack<N> next = mu[d + 1] - load<N>(rows + (d + 1) * kLanes, size);
+    even = even + gap * gap;
+    odd = odd + next * next;
   }
-  return total;
+  if (d < size) {
+    const Pack<N> gap = mu[d] - load<N>(rows + d * kLanes, size);
+    even = even + gap * gap;
+  }
+  return even + odd;
 }
 
 // <v_i, g> for N blocks of lanes.
 template <int N>
 CAPSROUTE_INLINE Pack<N> dot(int size, const float* rows, const float* g) {
-  Pack<N> total = zeros<N>();
-  for (int d = 0; d < size; ++d) total = total + load<N>(rows + d * kLanes, size) * g[d];
-  return total;
+  Pack<N> even = zeros<N>(), odd = zeros<N>();
+  int d = 0;
+  for (; d + 2 <= size; d += 2) {
+    even = even + load<N>(rows + d * kLanes, size) * g[d];
+    odd = odd + load<N>(rows + (d + 1) * kLanes, size) * g[d + 1];
+  }
+  if (d < size) even = even + load<N>(rows + d * kLanes, size) * g[d];
+  return even + odd;
 }
 
 template <int kCount>

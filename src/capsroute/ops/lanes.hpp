@@ -7,38 +7,71 @@
 #include <cstdint>
 #include <type_traits>
 
+#if defined(__SSE__)
+#include <immintrin.h>
+#endif
+
+#if !defined(CAPSROUTE_LANES)  // tests compile the 16-lane code for narrower machines
+#if defined(__AVX512F__)
+#define CAPSROUTE_LANES 16
+#elif defined(__AVX__)
+#define CAPSROUTE_LANES 8
+#else
+#define CAPSROUTE_LANES 4
+#endif
+#endif
+
 #define CAPSROUTE_INLINE inline __attribute__((always_inline))
 
 namespace capsroute {
 
-#if defined(CAPSROUTE_LANES)  // tests compile the 16-lane code for narrower machines
 constexpr int kLanes = CAPSROUTE_LANES;
-#elif defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef float Quad __attribute__((vector_size(16)));
+typedef int32_t IntQuad __attribute__((vector_size(16)));
 typedef float VecInMemory __attribute__((vector_size(kLanes * 4), may_alias));
 
 CAPSROUTE_INLINE Vec load(const float* from) { return *reinterpret_cast<const VecInMemory*>(from); }
+// The same, and in a register from here on: GCC would rather load again at every use, and loads are what these loops wait for.
+CAPSROUTE_INLINE Vec load_once(const float* from) {
+  Vec x = load(from);
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
 CAPSROUTE_INLINE void store(float* to, Vec x) { *reinterpret_cast<VecInMemory*>(to) = x; }
-CAPSROUTE_INLINE Vec splat(float x) { return Vec{} + x; }
+CAPSROUTE_INLINE Vec splat(float x) { return x - Vec{}; }  // x + 0 would cost an addition: it may change the sign of -0
 
-// The order of the operands is chosen so that a NaN in `x` survives: a diverged training must be seen.
-CAPSROUTE_INLINE Vec at_least(float bound, Vec x) {
-  const Vec b = splat(bound);
-  return b > x ? b : x;
+// a > b ? a : b and a < b ? a : b, lane by lane; b where either is NaN. x86 has instructions for exactly this, which GCC
+// does not find by itself.
+CAPSROUTE_INLINE Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__) && CAPSROUTE_LANES == 16
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX__) && CAPSROUTE_LANES == 8
+  return _mm256_max_ps(a, b);
+#elif defined(__SSE__) && CAPSROUTE_LANES == 4
+  return _mm_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
 }
-CAPSROUTE_INLINE Vec at_most(float bound, Vec x) {
-  const Vec b = splat(bound);
-  return b < x ? b : x;
+CAPSROUTE_INLINE Vec smaller(Vec a, Vec b) {
+#if defined(__AVX512F__) && CAPSROUTE_LANES == 16
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX__) && CAPSROUTE_LANES == 8
+  return _mm256_min_ps(a, b);
+#elif defined(__SSE__) && CAPSROUTE_LANES == 4
+  return _mm_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
 }
-CAPSROUTE_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+// In this order a NaN in `x` survives: a diverged training must be seen.
+CAPSROUTE_INLINE Vec at_least(float bound, Vec x) { return larger(splat(bound), x); }
+CAPSROUTE_INLINE Vec at_most(float bound, Vec x) { return smaller(splat(bound), x); }
 
 // 2^x for x <= 127, within 2e-7 of the true value, and exactly 0 for x <= -127.
 //
@@ -63,19 +96,22 @@ constexpr float kLn2 = 0.6931471805599453f;
 // e^x for any x; what would overflow stays at the largest power, about 2.2e38.
 CAPSROUTE_INLINE Vec exp(Vec x) { return exp2(at_most(127.4f, x * kLog2E)); }
 
-// The sum of all lanes, always in the same order.
-CAPSROUTE_INLINE float sum(Vec x) {
-  float parts[kLanes];
-  __builtin_memcpy(parts, &x, sizeof(x));
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) parts[i] += parts[i + width];
-  return parts[0];
+// The sum of all lanes, always in the same order; and their largest value.
+template <class Combine>
+CAPSROUTE_INLINE float reduce(Vec x, Combine combine) {
+  Quad piece[kLanes / 4];
+  __builtin_memcpy(piece, &x, sizeof(x));
+  for (int width = kLanes / 8; width > 0; width /= 2)
+    for (int p = 0; p < width; ++p) piece[p] = combine(piece[p], piece[p + width]);
+  Quad quad = combine(piece[0], __builtin_shuffle(piece[0], IntQuad{2, 3, 2, 3}));
+  quad = combine(quad, __builtin_shuffle(quad, IntQuad{1, 1, 1, 1}));
+  return quad[0];
 }
-
+CAPSROUTE_INLINE float sum(Vec x) {
+  return reduce(x, [](Quad a, Quad b) __attribute__((always_inline)) { return a + b; });
+}
 CAPSROUTE_INLINE float largest(Vec x) {
-  float top = x[0];
-  for (int i = 1; i < kLanes; ++i) top = x[i] > top ? x[i] : top;
-  return top;
+  return reduce(x, [](Quad a, Quad b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
 
 // Several vectors side by side, so that what is loaded once (a weight, a mean) serves all of them.
@@ -112,6 +148,14 @@ CAPSROUTE_PACK_OPERATOR(*)
 #undef CAPSROUTE_PACK_OPERATOR
 
 template <int N>
+CAPSROUTE_INLINE Pack<N> operator-(float a, const Pack<N>& b) {
+  const Vec s = splat(a);
+  Pack<N> r;
+  for (int k = 0; k < N; ++k) r[k] = s - b[k];
+  return r;
+}
+
+template <int N>
 CAPSROUTE_INLINE Pack<N> zeros() {
   Pack<N> r;
   for (int k = 0; k < N; ++k) r[k] = Vec{};
@@ -134,6 +178,13 @@ CAPSROUTE_INLINE Pack<N> load(const float* from, int stride = 1) {
 }
 
 template <int N>
+CAPSROUTE_INLINE Pack<N> load_once(const float* from, int stride = 1) {
+  Pack<N> r;
+  for (int k = 0; k < N; ++k) r[k] = load_once(from + k * stride * kLanes);
+  return r;
+}
+
+template <int N>
 CAPSROUTE_INLINE void store(float* to, const Pack<N>& x, int stride = 1) {
   for (int k = 0; k < N; ++k) store(to + k * stride * kLanes, x[k]);
 }
@@ -149,8 +200,6 @@ CAPSROUTE_INLINE void sweep(int blocks, Body body) {
 
 // out[k] = the sum of the lanes of x[k], for four vectors at once: a transposing tree, far cheaper than four sums.
 CAPSROUTE_INLINE void sums_of_four(const Vec* x, float* out) {
-  typedef float Quad __attribute__((vector_size(16)));
-  typedef int32_t IntQuad __attribute__((vector_size(16)));
   Quad quad[4];
   for (int k = 0; k < 4; ++k) {
     Quad piece[kLanes / 4];

@@ -68,6 +68,13 @@ CAPSROUTE_INLINE Pack<N> similarity(const Kernel& kernel, const Pack<N>& distanc
   return total;
 }
 
+template <class Shape>
+__attribute__((noinline)) void distances(Shape shape, int blocks, const float* votes, const float* mu, float* out) {
+  sweep<3>(blocks, [&](int b, auto n) __attribute__((always_inline)) {
+    store(out + b * kLanes, squared_distance<n>(shape.out, votes + b * shape.out * kLanes, mu));
+  });
+}
+
 // The inputs of one window, in lanes.
 struct Window {
   float *poses, *log_activations, *mask, *flat;  // flat: the coupling before the first iteration
@@ -97,7 +104,7 @@ struct Window {
 // The number from which the exponents of a softmax are counted. An upper bound of the scores serves as well as their
 // largest value and needs no pass, unless the scores may lie so far below it that all of them vanish.
 template <class Shape>
-float softmax_shift(Shape shape, int blocks, const Kernel& kernel, const Window& window, const float* votes, const float* mu) {
+float softmax_shift(Shape shape, int blocks, Kernel kernel, Window window, const float* votes, const float* mu) {
   if (kernel.bound < 32.0f) return kernel.prior * window.top + kernel.bound;
   Vec top = splat(-INFINITY);
   for (int b = 0; b < blocks; ++b) {
@@ -109,21 +116,25 @@ float softmax_shift(Shape shape, int blocks, const Kernel& kernel, const Window&
 }
 
 template <class Shape>
-void forward_output(Shape shape, const Geometry& g, const Inputs& in, const Kernel& kernel, int64_t j, const Window& window,
-                    const float* votes, float* score, float* coupling, float* mu, float* logit, float* trail) {
+void forward_output(Shape shape, const Geometry& g, const Inputs& in, Kernel kernel, int64_t j, Window window,
+                    const float* votes, float* distance, float* score, float* coupling, float* mu, float* logit, float* trail) {
   const int blocks = g.blocks();
   float inverse = 1.0f / window.voters;
-  std::copy_n(window.mask, g.lanes(), coupling);
-  std::fill_n(score, g.lanes(), 0.0f);
+  if (in.iterations == 0) {
+    std::copy_n(window.mask, g.lanes(), coupling);
+    std::fill_n(score, g.lanes(), 0.0f);
+  }
   weighted_sum(shape.out, blocks, window.flat, votes, mu);
   for (int64_t t = 0; t < in.iterations; ++t, trail += shape.out + 2) {
     const float shift = softmax_shift(shape, blocks, kernel, window, votes, mu);
     Vec total = {};
+    distances(shape, blocks, votes, mu, distance);
     sweep<2>(blocks, [&](int b, auto n) __attribute__((always_inline)) {
-      const auto k = similarity(kernel, squared_distance<n>(shape.out, votes + b * shape.out * kLanes, mu));
-      const auto x = load<n>(window.log_activations + b * kLanes) * kernel.prior + k * kernel.gain - shift;
-      const auto e = exp2(x) * load<n>(window.mask + b * kLanes);
-      store(score + b * kLanes, x);
+      const auto k = similarity(kernel, load<n>(distance + b * kLanes));
+      store(score + b * kLanes, load<n>(window.log_activations + b * kLanes) * kernel.prior + k * kernel.gain - shift);
+    });
+    sweep<3>(blocks, [&](int b, auto n) __attribute__((always_inline)) {
+      const auto e = exp2(load<n>(score + b * kLanes)) * load<n>(window.mask + b * kLanes);
       store(coupling + b * kLanes, e);
       total += e.total();
     });
@@ -135,8 +146,9 @@ void forward_output(Shape shape, const Geometry& g, const Inputs& in, const Kern
     for (int d = 0; d < shape.out; ++d) mu[d] *= inverse;
   }
   Vec agreement = {}, divergence = {};
+  distances(shape, blocks, votes, mu, distance);
   sweep<2>(blocks, [&](int b, auto n) __attribute__((always_inline)) {
-    const auto k = similarity(kernel, squared_distance<n>(shape.out, votes + b * shape.out * kLanes, mu));
+    const auto k = similarity(kernel, load<n>(distance + b * kLanes));
     const auto e = load<n>(coupling + b * kLanes);
     agreement += (e * k).total();
     divergence += (e * (load<n>(score + b * kLanes) * kLn2 - load<n>(window.log_activations + b * kLanes))).total();
@@ -154,9 +166,10 @@ void forward(Shape shape, const Geometry& g, const Inputs& in, const Outputs& ou
   Kernels kernels(g, in);
   const int64_t trail_size = in.iterations * (g.out() + 2);
   parallel(g.threads, g.batch * g.positions, [&](int64_t, int64_t begin, int64_t end) {
-    Arena arena(Window::floats(g) + Arena::rounded(votes_size) + 2 * Arena::rounded(g.lanes()) + kMaxPose);
+    Arena arena(Window::floats(g) + Arena::rounded(votes_size) + 3 * Arena::rounded(g.lanes()) + kMaxPose);
     Window window(g, arena);
     float* v = arena.take(votes_size);
+    float* distance = arena.take(g.lanes());
     float* score = arena.take(g.lanes());
     float* coupling = arena.take(g.lanes());
     float* mu = arena.take(kMaxPose);
@@ -171,7 +184,7 @@ void forward(Shape shape, const Geometry& g, const Inputs& in, const Outputs& ou
           continue;
         }
         votes(shape, g.blocks(), weight.get() + j * weight_size, window.poses, in.offset ? offset.get() : nullptr, v);
-        forward_output(shape, g, in, kernels.of(j), j, window, v, score, coupling, mu, out.logits + o,
+        forward_output(shape, g, in, kernels.of(j), j, window, v, distance, score, coupling, mu, out.logits + o,
                        out.trail + o * trail_size);
         std::copy_n(mu, g.out(), out.poses + o * g.out());
       }
@@ -191,26 +204,27 @@ struct Workspace {
   float *coupling, *distance, *similarity, *slope, *grad, *pull;  // [T + 1][lanes]; pull: the gradient towards mu
   float* parts;                                                   // [T + 1][Q][lanes]: the exponentials
   float *score, *pull_total, *grad_coupling;                      // [lanes]
-  float* grad_mu;                                                 // [T + 1][D]
+  float *grad_mu, *flat_grad;                                     // [T + 1][D]; that of mu_0 for each voter [D]
   const float** mu;                                               // [T + 1]
 
   Workspace(const Geometry& g, const Inputs& in, Arena& arena, const float** mu)
       : lanes(g.lanes()), components(in.components), size(g.out()), mu(mu) {
     const int64_t rows = (in.iterations + 1) * lanes;
     votes = arena.take(lanes * size);
-    grad_votes = arena.take(kLanes * size);
+    grad_votes = arena.take(2 * kLanes * size);
     for (float** row : {&coupling, &distance, &similarity, &slope, &grad, &pull}) *row = arena.take(rows);
     parts = arena.take(rows * components);
     score = arena.take(lanes);
     pull_total = arena.take(lanes);
     grad_coupling = arena.take(lanes);
     grad_mu = arena.take((in.iterations + 1) * size);
+    flat_grad = arena.take(size);
   }
   static int64_t floats(const Geometry& g, const Inputs& in) {
     const int64_t rows = (in.iterations + 1) * g.lanes();
-    return Arena::rounded(g.lanes() * g.out()) + Arena::rounded(kLanes * g.out()) + 6 * Arena::rounded(rows) +
+    return Arena::rounded(g.lanes() * g.out()) + Arena::rounded(2 * kLanes * g.out()) + 6 * Arena::rounded(rows) +
            Arena::rounded(rows * in.components) + 3 * Arena::rounded(g.lanes()) +
-           Arena::rounded((in.iterations + 1) * g.out());
+           Arena::rounded((in.iterations + 1) * g.out()) + Arena::rounded(g.out());
   }
 };
 
@@ -218,56 +232,65 @@ struct LogitTerms {
   float agreement, kl;
 };
 
+// k and its slope for a row of distances, and the exponentials they are made of.
+__attribute__((noinline)) void kernel_values(Kernel kernel, int blocks, int lanes, const float* distance, float* parts, float* similarity,
+                   float* slope) {
+  sweep<2>(blocks, [&](int b, auto n) __attribute__((always_inline)) {
+    const auto far = load<n>(distance + b * kLanes);
+    auto k = zeros<n>(), falling = zeros<n>();
+    for (int q = 0; q < kernel.components; ++q) {
+      const auto e = exp2(far * kernel.rate[q]);
+      store(parts + q * lanes + b * kLanes, e);
+      k = k + e * kernel.height[q];
+      falling = falling + e * kernel.slope[q];
+    }
+    store(similarity + b * kLanes, k);
+    store(slope + b * kLanes, falling);
+  });
+}
+
 // Recomputes, from the means that forward kept, every kernel value and coupling of all iterations in one pass.
 template <class Shape>
-LogitTerms recompute(Shape shape, const Geometry& g, const Inputs& in, const Kernel& kernel, const Window& window,
-                     const float* trail, Workspace& w) {
+LogitTerms recompute(Shape shape, const Geometry& g, const Inputs& in, Kernel kernel, Window window,
+                     const float* trail, Workspace w) {
   const int iterations = static_cast<int>(in.iterations), lanes = g.lanes();
-  std::copy_n(window.flat, lanes, w.coupling);
-  std::fill_n(w.score, lanes, 0.0f);
+  if (iterations == 0) {
+    std::copy_n(window.flat, lanes, w.coupling);
+    std::fill_n(w.score, lanes, 0.0f);
+  }
+  for (int t = 0; t <= iterations; ++t) {
+    const int row = t * lanes;
+    distances(shape, g.blocks(), w.votes, w.mu[t], w.distance + row);
+    kernel_values(kernel, g.blocks(), lanes, w.distance + row, w.parts + row * kernel.components, w.similarity + row,
+                  w.slope + row);
+    if (t == iterations) break;
+    const float* kept = trail + t * (shape.out + 2) + shape.out;
+    sweep<3>(g.blocks(), [&](int b, auto n) __attribute__((always_inline)) {
+      const int at = b * kLanes;
+      const auto x = load<n>(window.log_activations + at) * kernel.prior + load<n>(w.similarity + row + at) * kernel.gain - kept[0];
+      store(w.score + at, x);
+      store(w.coupling + row + lanes + at, exp2(x) * load<n>(window.mask + at) * kept[1]);
+    });
+  }
   Vec agreement = {}, divergence = {};
-  sweep<2>(g.blocks(), [&](int b, auto n) __attribute__((always_inline)) {
-    const auto log_a = load<n>(window.log_activations + b * kLanes);
-    const auto mask = load<n>(window.mask + b * kLanes);
-    for (int t = 0; t <= iterations; ++t) {
-      const int at = t * lanes + b * kLanes;
-      const auto distance = squared_distance<n>(shape.out, w.votes + b * shape.out * kLanes, w.mu[t]);
-      auto k = zeros<n>(), slope = zeros<n>();
-      float* parts = w.parts + t * kernel.components * lanes + b * kLanes;
-      for (int q = 0; q < kernel.components; ++q, parts += lanes) {
-        const auto e = exp2(distance * kernel.rate[q]);
-        store(parts, e);
-        k = k + e * kernel.height[q];
-        slope = slope + e * kernel.slope[q];
-      }
-      store(w.distance + at, distance);
-      store(w.similarity + at, k);
-      store(w.slope + at, slope);
-      if (t == iterations) {
-        const auto c = load<n>(w.coupling + at);
-        agreement += (c * k).total();
-        divergence += (c * (load<n>(w.score + b * kLanes) * kLn2 - log_a)).total();
-      } else {
-        const float* kept = trail + t * (shape.out + 2) + shape.out;
-        const auto x = log_a * kernel.prior + k * kernel.gain - kept[0];
-        store(w.score + b * kLanes, x);
-        store(w.coupling + at + lanes, exp2(x) * mask * kept[1]);
-      }
-    }
-  });
+  for (int i = 0; i < lanes; i += kLanes) {
+    const Vec c = load(w.coupling + iterations * lanes + i);
+    agreement += c * load(w.similarity + iterations * lanes + i);
+    divergence += c * (load(w.score + i) * kLn2 - load(window.log_activations + i));
+  }
   const float inverse = iterations ? trail[iterations * (shape.out + 2) - 1] : 1.0f / window.voters;
   return {sum(agreement), sum(divergence) + std::log(inverse)};
 }
 
 // From the gradients of k(mu_t, v_i) to that of mu_t through the distances: sum of pull_i (v_i - mu), added to `start`.
 template <class Shape>
-void pull_mean(Shape shape, int blocks, const Workspace& w, int64_t t, float total, const float* start, float* grad_mu) {
+void pull_mean(Shape shape, int blocks, Workspace w, int64_t t, float total, const float* start, float* grad_mu) {
   weighted_sum(shape.out, blocks, w.pull + t * w.lanes, w.votes, grad_mu);
   for (int d = 0; d < shape.out; ++d) grad_mu[d] += (start ? start[d] : 0.0f) - total * w.mu[t][d];
 }
 
 template <class Shape>
-void logit_backward(Shape shape, const Geometry& g, float grad_agreement, const float* grad_pose, int64_t t, Workspace& w) {
+void logit_backward(Shape shape, const Geometry& g, float grad_agreement, const float* grad_pose, int64_t t, Workspace w) {
   Vec total = {};
   sweep<2>(g.blocks(), [&](int b, auto n) __attribute__((always_inline)) {
     const int at = t * w.lanes + b * kLanes;
@@ -283,8 +306,8 @@ void logit_backward(Shape shape, const Geometry& g, float grad_agreement, const 
 
 // One iteration backwards: from the gradients of mu_t to those of mu_(t-1), through couplings, scores and kernel.
 template <class Shape>
-void iteration_backward(Shape shape, const Geometry& g, const Inputs& in, int64_t j, const Window& window, float grad_logit,
-                        int64_t t, Workspace& w, float* grad_log_a, ParameterSums& sums) {
+void iteration_backward(Shape shape, const Geometry& g, const Inputs& in, int64_t j, Window window, float grad_logit,
+                        int64_t t, Workspace w, float* grad_log_a, ParameterSums& sums) {
   const float* grad_mu = w.grad_mu + t * shape.out;
   const float temperature = 1.0f / (in.lambda1[j] + in.lambda2[j]), lambda2 = in.lambda2[j];
   // Only the last couplings enter the logit; for the others these factors are zero.
@@ -328,7 +351,7 @@ void iteration_backward(Shape shape, const Geometry& g, const Inputs& in, int64_
 
 // heights[q] += sum of grad e_q and precisions[q] += sum of grad distance e_q, over inputs and iterations.
 template <int kCount>
-void kernel_backward(const Geometry& g, const Inputs& in, const Workspace& w, int64_t q, double* heights, double* precisions) {
+void kernel_backward(const Geometry& g, const Inputs& in, Workspace w, int64_t q, double* heights, double* precisions) {
   Vec plain[kCount], scaled[kCount];
   for (int k = 0; k < kCount; ++k) plain[k] = scaled[k] = Vec{};
   for (int64_t t = 0; t <= in.iterations; ++t)
@@ -336,7 +359,7 @@ void kernel_backward(const Geometry& g, const Inputs& in, const Workspace& w, in
       const int64_t at = t * w.lanes + b * kLanes;
       const Vec grad = load(w.grad + at), far = grad * load(w.distance + at);
       for (int k = 0; k < kCount; ++k) {
-        const Vec e = load(w.parts + (t * w.components + q + k) * w.lanes + b * kLanes);
+        const Vec e = load_once(w.parts + (t * w.components + q + k) * w.lanes + b * kLanes);
         plain[k] += grad * e;
         scaled[k] += far * e;
       }
@@ -347,31 +370,45 @@ void kernel_backward(const Geometry& g, const Inputs& in, const Workspace& w, in
   }
 }
 
-// dv_i[d] for four (or one) numbers of the vote: what mu pulls, and what the couplings pass on.
-template <int kCount>
-CAPSROUTE_INLINE void vote_gradient(const Inputs& in, const Workspace& w, int size, int b, int d, const float* votes) {
-  Vec acc[kCount];
-  const Vec all = load(w.pull_total + b * kLanes);
-  for (int k = 0; k < kCount; ++k) acc[k] = Vec{} - all * load(votes + (d + k) * kLanes);
-  for (int64_t t = 0; t <= in.iterations; ++t) {
-    const Vec c = load(w.coupling + t * w.lanes + b * kLanes), pull = load(w.pull + t * w.lanes + b * kLanes);
-    for (int k = 0; k < kCount; ++k) acc[k] += c * w.grad_mu[t * size + d + k] + pull * w.mu[t][d + k];
+// dv_i[d] of N blocks for kCount numbers of the vote: what pulls it towards the means, and what the couplings pass on.
+// Padding gets numbers too: its poses are zero, so they reach no weight, and nobody reads the gradient of its pose.
+template <int N, int kCount>
+CAPSROUTE_INLINE void vote_gradient(int iterations, Workspace w, int size, int b, int d) {
+  Pack<N> acc[kCount];
+  const float *votes = w.votes + (b * size + d) * kLanes, *coupling = w.coupling + b * kLanes, *pull = w.pull + b * kLanes;
+  const Pack<N> all = load_once<N>(w.pull_total + b * kLanes);
+  for (int k = 0; k < kCount; ++k) acc[k] = w.flat_grad[d + k] - all * load<N>(votes + k * kLanes, size);
+  for (int t = 0;; ++t) {
+    const Pack<N> p = load_once<N>(pull + t * w.lanes);
+    const float* mu = w.mu[t] + d;
+    for (int k = 0; k < kCount; ++k) acc[k] = acc[k] + p * mu[k];
+    if (t == iterations) break;
+    const Pack<N> c = load_once<N>(coupling + (t + 1) * w.lanes);
+    const float* grad_mu = w.grad_mu + (t + 1) * size + d;
+    for (int k = 0; k < kCount; ++k) acc[k] = acc[k] + c * grad_mu[k];
   }
-  for (int k = 0; k < kCount; ++k) store(w.grad_votes + (d + k) * kLanes, acc[k]);
+  for (int k = 0; k < kCount; ++k) store(w.grad_votes + (d + k) * kLanes, acc[k], size);
 }
 
 template <class Shape>
-void backward_votes(Shape shape, const Geometry& g, const Inputs& in, const Window& window, const Workspace& w,
-                    const float* weight, float* grad_weight, float* grad_window, float* grad_offset) {
-  for (int b = 0; b < g.blocks(); ++b) {
-    const float* votes = w.votes + b * shape.out * kLanes;
+void backward_votes(Shape shape, const Geometry& g, const Inputs& in, Window window, Workspace w, const float* weight,
+                    float* grad_weight, float* grad_window, float* grad_offset) {
+  const int iterations = static_cast<int>(in.iterations);
+  for (int d = 0; d < shape.out; ++d) w.flat_grad[d] = w.grad_mu[d] / window.voters;
+  sweep<2>(g.blocks(), [&](int b, auto n) __attribute__((always_inline)) {
     int d = 0;
-    for (; d + 4 <= shape.out; d += 4) vote_gradient<4>(in, w, shape.out, b, d, votes);
-    for (; d < shape.out; ++d) vote_gradient<1>(in, w, shape.out, b, d, votes);
-    votes_backward_block(shape, weight + b * shape.weight * kLanes, window.poses + b * shape.in * kLanes, w.grad_votes,
-                         grad_weight + b * shape.weight * kLanes, grad_window + b * shape.in * kLanes,
-                         grad_offset ? grad_offset + b * shape.out * kLanes : nullptr);
-  }
+    for (; d + 4 <= shape.out; d += 4) vote_gradient<n, 4>(iterations, w, shape.out, b, d);
+    for (; d < shape.out; ++d) vote_gradient<n, 1>(iterations, w, shape.out, b, d);
+    if (grad_offset) {
+      for (int k = 0; k < n; ++k)
+        for (int r = 0; r < shape.out; ++r) {
+          float *to = grad_offset + ((b + k) * shape.out + r) * kLanes, *from = w.grad_votes + (k * shape.out + r) * kLanes;
+          store(to, load(to) + load(from) * load(window.mask + (b + k) * kLanes));
+        }
+    }
+    votes_backward(shape, n, weight + b * shape.weight * kLanes, window.poses + b * shape.in * kLanes, w.grad_votes,
+                   grad_weight + b * shape.weight * kLanes, grad_window + b * shape.in * kLanes, nullptr);
+  });
 }
 
 // The sums of one thread: packed weight and offset gradients, and those of the parameters.
@@ -382,9 +419,9 @@ struct ThreadSums {
 };
 
 template <class Shape>
-void backward_output(Shape shape, const Geometry& g, const Inputs& in, const Kernel& kernel, int64_t j, const Window& window,
+void backward_output(Shape shape, const Geometry& g, const Inputs& in, Kernel kernel, int64_t j, Window window,
                      const float* weight, const float* offset, const float* trail, const float* mu, const float* grad_pose,
-                     float grad_logit, Workspace& w, float* grad_window, float* grad_log_a, ThreadSums& sums) {
+                     float grad_logit, Workspace w, float* grad_window, float* grad_log_a, ThreadSums& sums) {
   const int64_t last = in.iterations, row = g.lanes();
   for (int64_t t = 0; t < last; ++t) w.mu[t] = trail + t * (shape.out + 2);
   w.mu[last] = mu;
