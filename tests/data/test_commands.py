@@ -37,6 +37,7 @@ def test_list_as_json(tmp_path: Path) -> None:
     norb = entries["smallnorb"]
     assert (norb["train"], norb["test"], norb["source"], norb["verified"]) == (30, 30, "png", "no")
     assert norb["where"].endswith("smallnorb.zip")
+    assert norb["examples"] == "stereo pairs"
     assert "the published file" in entries["mnist"]["problem"]  # there, but not the real one
     assert entries["affnist"]["problem"].startswith("made from mnist, ")
 

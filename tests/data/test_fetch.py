@@ -113,6 +113,16 @@ def test_an_interrupted_download_is_resumed(offered: Server, tmp_path: Path, ran
     assert not list(folder.glob("*.part"))
 
 
+def test_halves_from_two_mirrors_are_not_put_together(offered: Server, tmp_path: Path) -> None:
+    """The same content, packed otherwise: what came from the first mirror does not continue at the second."""
+    other = gzip.compress(gzip.decompress(offered.files[IMAGES]), compresslevel=1)
+    assert other != offered.files[IMAGES]
+    offered.files[IMAGES.replace("good", "bad")] = other
+    offered.breaks[IMAGES.replace("good", "bad")] = 10_000
+    fetch.fetch("mnist", tmp_path)
+    assert len(load("mnist", data_dir=tmp_path).train) == 500
+
+
 def test_a_part_that_is_already_whole(offered: Server, tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()

@@ -244,6 +244,7 @@ def test_matrices_of_any_shape(shape: tuple[int, ...], kind: type) -> None:
 
 def test_matrices_that_are_not_smallnorbs(tmp_path: Path, toys_files: made_up.Toys) -> None:
     toys_files.matrices(tmp_path)
+    assert len(load("smallnorb", data_dir=tmp_path, verify=False).train) == 30
     with pytest.raises(DataError, match=r"dat\.mat has md5:.* the published file md5:8138a0902307"):
         _ = load("smallnorb", data_dir=tmp_path).train
     labels = tmp_path / LABELS

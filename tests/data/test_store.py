@@ -49,15 +49,18 @@ def test_built_once_then_memory_mapped(own_cache: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "complete.json"])
-@pytest.mark.parametrize("damage", ["truncated", "removed", "garbage"])
+@pytest.mark.parametrize("damage", ["truncated", "grown", "removed", "garbage"])
 def test_a_damaged_cache_is_built_again(own_cache: Path, name: str, damage: str) -> None:
     store.cached("toy-1", recipe)
     path = own_cache / "arrays" / "toy-1" / name
     if damage == "removed":
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[:-1] if damage == "truncated" else b"garbage")
-    split = store.cached("toy-1", recipe)
+        old = path.read_bytes()
+        path.write_bytes({"truncated": old[:-1], "grown": old + b"\0", "garbage": b"garbage"}[damage])
+    built = []
+    split = store.cached("toy-1", lambda: built.append(1) or recipe())
+    assert built == [1]
     assert int(np.asarray(split.images).sum()) == int(np.concatenate(list(recipe().chunks)).sum())
     assert store.cached("toy-1", never).labels.tolist() == split.labels.tolist()
 

@@ -39,15 +39,18 @@ def list_(
         typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from capsroute.data.store import looked_in
 
-    table = Table("name", "train", "test", "source", "verified", box=None, pad_edge=False)
+    table = Table("name", "train", "test", "examples", "source", "verified", box=None, pad_edge=False)
     table.add_column("where", overflow="fold")
     for entry in entries:
         counts = ("" if count is None else f"{count:,}" for count in (entry.train, entry.test))
-        table.add_row(entry.name, *counts, entry.source, entry.verified, entry.where or f"[dim]{entry.problem}[/dim]")
+        examples = "" if entry.problem else entry.examples
+        row = (entry.name, *counts, examples, entry.source, entry.verified, entry.where or entry.problem)
+        table.add_row(*(escape(cell) for cell in row))
     Console().print(table)
     if any(entry.problem for entry in entries):
         typer.echo(f"\nLooked in {looked_in(data)}. `capsroute data fetch NAME` downloads what is missing.")

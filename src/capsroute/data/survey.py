@@ -29,6 +29,7 @@ class Entry:
     train: int | None = None
     test: int | None = None
     verified: str = ""
+    examples: str = "images"
     problem: str = ""
 
 
@@ -63,10 +64,11 @@ def _idx(which: mnist.Published, data_dir: Path | None) -> Entry:
 def _made(name: str, base: Entry) -> Entry:
     if base.problem:
         return replace(base, name=name, problem=f"made from mnist, {base.problem}")
-    return replace(base, name=name, where=f"made from {base.where}", source="generated")
+    examples = "pairs of digits" if name == "multimnist" else base.examples
+    return replace(base, name=name, where=f"made from {base.where}", source="generated", examples=examples)
 
 
 def _smallnorb(data_dir: Path | None) -> Entry:
     source = smallnorb.find(data_dir)
     train, test = (source.count(part) for part in _PARTS)
-    return Entry("smallnorb", str(source.path), source.kind, train, test, source.verified())
+    return Entry("smallnorb", str(source.path), source.kind, train, test, source.verified(), "stereo pairs")
