@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATA ?=
 
-.PHONY: setup train test lint clean
+.PHONY: setup train test lint docs clean
 
 setup: $(STAMP)
 
@@ -26,5 +26,10 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not browser" -n 2 --dist worksteal
 
+# The variable silences the theme's advertisement of its successor, which is not about this site.
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache
