@@ -1,9 +1,11 @@
 """Algorithm 1: the generic routing, of which every routing here is an instance.
 
-c_i <- 1/|γ|;  μ <- Σ c_i v_i / Σ c_i;  p <- activation(μ, s, V, C, A)
-for t iterations:
-    c_i, s_i <- compatibility(c_i, s_i, v_i, a_i, μ, p)
-    μ <- Σ c_i v_i / Σ c_i;  p <- activation(μ, s, V, C, A)
+    c_i <- 1/|γ|;  μ <- Σ c_i v_i / Σ c_i;  p <- activation(μ, s, V, C, A)
+    for t iterations:
+        c_i, s_i <- compatibility(c_i, s_i, v_i, a_i, μ, p)
+        μ <- Σ c_i v_i / Σ c_i;  p <- activation(μ, s, V, C, A)
+
+γ are the inputs of one output capsule, s is what a routing remembers of them between iterations.
 """
 
 from __future__ import annotations

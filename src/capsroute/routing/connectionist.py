@@ -1,9 +1,11 @@
 """The connectionist approach (section 4.2): compatibility and activation are neural networks.
 
-x_i      = concat(μ, c_i, v_i, a_i)
-h_i, s_i = LSTM(x_i, h_i, s_i)                                                              (Algorithm 2)
-c_i      = softmax_i f_θ(h_i)
-p        = sigmoid(g_β(Σ c_i s_i))                                                             (eq. 14)
+    x_i      = concat(μ, c_i, v_i, a_i)
+    h_i, s_i = LSTM(x_i, h_i, s_i)                                                              (Algorithm 2)
+    c_i      = softmax_i f_θ(h_i)
+    p        = sigmoid(g_β(Σ c_i s_i))                                                             (eq. 14)
+
+LSTM, f_θ and g_β are shared by all votes of a layer; f_θ and g_β are perceptrons.
 """
 
 from __future__ import annotations
