@@ -1,8 +1,10 @@
 """EM routing (Hinton, Sabour & Frosst 2018): each output capsule is a Gaussian that its votes are drawn from.
 
-M   w_ij = r_ij a_i;  μ_j = Σ_i w_ij v_ij / Σ_i w_ij;  σ²_j likewise;  m_j = Σ_i w_ij
-    logit_j = λ_t (β_a - m_j Σ_h (β_u + log σ_jh)),   λ_t = λ (1 - 0.95^(t+1))
-E   r_ij ∝ a_j N(v_ij; μ_j, σ²_j), normalised over all parents j of child i, output positions included
+    M   w_ij = r_ij a_i;  μ_j = Σ_i w_ij v_ij / Σ_i w_ij;  σ²_j likewise;  m_j = Σ_i w_ij
+        logit_j = λ_t (β_a - m_j Σ_h (β_u + log σ_jh)),   λ_t = λ (1 - 0.95^(t+1))
+    E   r_ij ∝ a_j N(v_ij; μ_j, σ²_j), normalised over all parents j of child i, output positions included
+
+β_a and β_u are learned, one of each for an output type.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class GaussianAggregation(Aggregation):
     def forward(self, votes: Votes, inputs: Inputs, coupling: Edges, memory: Memory) -> tuple[Poses, Memory]:
         weights = coupling * inputs.activations.unsqueeze(-1)
         mass = weights.sum(2)
-        share = weights / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(2)
+        # not clamped from below: a slope of 1 / tiny would overflow where nothing couples, as in a window of padding
+        share = weights / torch.where(mass < torch.finfo(mass.dtype).tiny, 1.0, mass).unsqueeze(2)
         poses = weighted_sum(share, votes)
         # not E[v²] - μ², which cancels
         variances = weighted_sum(share, (votes - poses.unsqueeze(2)).square()) + self.min_variance
