@@ -1,6 +1,6 @@
 """Fused routing operators, found by the exact types of a routing's plugs.
 
-Nothing heavy is imported before an operator is looked up.
+No operator is imported, let alone compiled, before one is looked up.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from capsroute.routing import Routing
@@ -67,15 +68,20 @@ def status() -> dict[str, str]:
     return {name: "active" if build.load(name) else f"off: {build.reason(name)}" for name in build.names()}
 
 
-def _entry(routing: Routing) -> _Entry | None:
+@torch.compiler.assume_constant_result  # imports and compilers are nothing to trace
+def _import_packages() -> bool:
     for package in _PACKAGES:
         importlib.import_module(f"capsroute.ops.{package}")
+    return True
+
+
+def _entry(routing: Routing) -> _Entry | None:
+    _import_packages()
     return _ENTRIES.get((type(routing.compatibility), type(routing.aggregation), type(routing.activation)))
 
 
+@torch.compiler.assume_constant_result
 def _refusal(entry: _Entry, routing: Routing, dtype: torch.dtype, device: torch.device, pose_size: int) -> str | None:
-    import torch
-
     from capsroute.ops import build
 
     if dtype != torch.float32 or device.type != "cpu":

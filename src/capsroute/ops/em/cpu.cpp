@@ -187,14 +187,7 @@ float logit_backward(Shape shape, int64_t t, int64_t j, float grad_logit, const 
 template <class Shape>
 void m_step_backward(Shape shape, int64_t t, int64_t p, int64_t j, const float* votes, const float* weights, float grad_mass,
                      const Moments& m, Workspace& w, const MomentGradients& grad) {
-  const float inverse = inverse_mass(*m.mass), covered = *m.mass * inverse;
-  const bool clamped = *m.mass < std::numeric_limits<float>::min();
-  float centre = 0.0f;
-  if (clamped)  // the shares do not sum to one, so that the mean is not in the middle of them
-    for (int d = 0; d < shape.out; ++d) {
-      grad.mean[d] -= 2.0f * grad.variance[d] * m.mean[d] * (1.0f - covered);
-      centre -= grad.mean[d] * m.mean[d];
-    }
+  const float inverse = inverse_mass(*m.mass);
   float* worths = w.worths.get();
   Vec all = {};
   sweep<2>(w.plan.g.blocks(), [&](int b, auto n) __attribute__((always_inline)) {
@@ -202,7 +195,7 @@ void m_step_backward(Shape shape, int64_t t, int64_t p, int64_t j, const float* 
     store(worths + b * kLanes, x);
     all += x.total();
   });
-  if (!clamped) centre = sum(all);
+  const float centre = sum(all);
   float *meeting = w.lane_row(w.meeting, p), *grad_log_coupling = t ? w.edge(w.grad_scores, t, p, j) : worths;
   for (int i = 0; i < w.plan.g.lanes(); i += kLanes) {
     const Vec weight = load(weights + i), grad_log = load(worths + i) - weight * inverse * centre + weight * grad_mass;

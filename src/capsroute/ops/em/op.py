@@ -176,4 +176,6 @@ def _check(
         if tensor.shape != (outputs,) or tensor.dtype != torch.float32:
             raise ValueError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {(outputs,)} torch.float32")
     if not scales:
-        raise ValueError("scales is empty; it has one inverse temperature for each M-step, of which there is at least one")
+        raise ValueError(
+            "scales is empty; pass the inverse temperature of each M-step, of at least one"
+        )

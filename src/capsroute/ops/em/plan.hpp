@@ -130,7 +130,7 @@ class Windows {
   Buffer poses_, activations_, flat_;
 };
 
-// What the weights are divided by to sum to one; those of a capsule that nobody couples to stay zero.
-inline float inverse_mass(float mass) { return 1.0f / std::max(mass, std::numeric_limits<float>::min()); }
+// What makes weights sum to one; a capsule that nobody couples to has none.
+inline float inverse_mass(float mass) { return mass < std::numeric_limits<float>::min() ? 0.0f : 1.0f / mass; }
 
 }  // namespace capsroute
