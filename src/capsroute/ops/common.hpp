@@ -125,27 +125,66 @@ inline void unpack_sum(const Geometry& g, const float* from, int64_t parts, int6
   });
 }
 
-// The poses (or any `rows` numbers per input) of one window: [inputs][rows] -> [blocks][rows][kLanes]. Padding gets zeros.
+// out[l][k] = in[k][l] for four quads.
+CAPSROUTE_INLINE void transpose(const Quad* in, Quad* out) {
+  const IntQuad low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, last = {2, 3, 6, 7};
+  const Quad a = __builtin_shuffle(in[0], in[1], low), b = __builtin_shuffle(in[2], in[3], low);
+  const Quad c = __builtin_shuffle(in[0], in[1], high), d = __builtin_shuffle(in[2], in[3], high);
+  out[0] = __builtin_shuffle(a, b, first);
+  out[1] = __builtin_shuffle(a, b, last);
+  out[2] = __builtin_shuffle(c, d, first);
+  out[3] = __builtin_shuffle(c, d, last);
+}
+
+CAPSROUTE_INLINE Quad load_quad(const float* from) {
+  Quad x;
+  std::memcpy(&x, from, sizeof(x));
+  return x;
+}
+
+// The poses (or any `rows` <= kMaxPose numbers per input) of one window, [inputs][rows] -> [blocks][rows][kLanes]; padding gets zeros.
+// Four inputs and four numbers at a time.
 inline void gather(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
-  for (int i = 0; i < g.lanes(); ++i) {
+  static constexpr float kNothing[kMaxPose] = {};
+  for (int i = 0; i < g.lanes(); i += 4) {
     float* at = to + (i / kLanes) * rows * kLanes + i % kLanes;
-    const int32_t source = i < g.window ? index[i] : -1;
-    if (source >= 0) {
-      const float* row = from + static_cast<int64_t>(source) * rows;
-      for (int k = 0; k < rows; ++k) at[k * kLanes] = row[k];
-    } else {
-      for (int k = 0; k < rows; ++k) at[k * kLanes] = 0.0f;
+    const float* source[4];
+    for (int l = 0; l < 4; ++l) {
+      const int32_t input = i + l < g.window ? index[i + l] : -1;
+      source[l] = input < 0 ? kNothing : from + static_cast<int64_t>(input) * rows;
     }
+    int k = 0;
+    for (; k + 4 <= rows; k += 4) {
+      Quad quads[4], turned[4];
+      for (int l = 0; l < 4; ++l) quads[l] = load_quad(source[l] + k);
+      transpose(quads, turned);
+      for (int l = 0; l < 4; ++l) std::memcpy(at + (k + l) * kLanes, &turned[l], sizeof(Quad));
+    }
+    for (; k < rows; ++k)
+      for (int l = 0; l < 4; ++l) at[k * kLanes + l] = source[l][k];
   }
 }
 
 // The way back: adds the window's numbers to those of its inputs. A thread owns the image, so nothing else writes there.
 inline void scatter_add(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
-  for (int i = 0; i < g.window; ++i) {
-    if (index[i] < 0) continue;
+  for (int i = 0; i < g.window; i += 4) {
     const float* at = from + (i / kLanes) * rows * kLanes + i % kLanes;
-    float* row = to + static_cast<int64_t>(index[i]) * rows;
-    for (int k = 0; k < rows; ++k) row[k] += at[k * kLanes];
+    const int count = static_cast<int>(std::min<int64_t>(4, g.window - i));
+    int k = 0;
+    for (; k + 4 <= rows; k += 4) {
+      Quad quads[4], turned[4];
+      for (int l = 0; l < 4; ++l) quads[l] = load_quad(at + (k + l) * kLanes);
+      transpose(quads, turned);
+      for (int l = 0; l < count; ++l) {
+        if (index[i + l] < 0) continue;
+        float* row = to + static_cast<int64_t>(index[i + l]) * rows + k;
+        const Quad total = load_quad(row) + turned[l];
+        std::memcpy(row, &total, sizeof(total));
+      }
+    }
+    for (; k < rows; ++k)
+      for (int l = 0; l < count; ++l)
+        if (index[i + l] >= 0) to[static_cast<int64_t>(index[i + l]) * rows + k] += at[k * kLanes + l];
   }
 }
 
@@ -161,12 +200,13 @@ inline bool index_fits(const Geometry& g, const int32_t* index) {
 
 // mask[i] = 1 for a voter, 0 for padding and for lanes beyond the window; returns the number of voters.
 inline int window_mask(const Geometry& g, const int32_t* index, float* mask) {
+  const int window = static_cast<int>(g.window);
   int voters = 0;
-  for (int i = 0; i < g.lanes(); ++i) {
-    const bool voter = i < g.window && index[i] >= 0;
-    mask[i] = voter ? 1.0f : 0.0f;
-    voters += voter;
+  for (int i = 0; i < window; ++i) {
+    mask[i] = index[i] >= 0 ? 1.0f : 0.0f;
+    voters += index[i] >= 0;
   }
+  for (int i = window; i < g.lanes(); ++i) mask[i] = 0.0f;
   return voters;
 }
 

@@ -207,10 +207,10 @@ CAPSROUTE_INLINE void sums_of_four(const Vec* x, float* out) {
     quad[k] = piece[0];
     for (int p = 1; p < kLanes / 4; ++p) quad[k] += piece[p];
   }
-  const IntQuad low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, even = {0, 1, 4, 5}, odd = {2, 3, 6, 7};
+  const IntQuad low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, last = {2, 3, 6, 7};
   const Quad ab = __builtin_shuffle(quad[0], quad[1], low) + __builtin_shuffle(quad[0], quad[1], high);
   const Quad cd = __builtin_shuffle(quad[2], quad[3], low) + __builtin_shuffle(quad[2], quad[3], high);
-  const Quad all = __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
+  const Quad all = __builtin_shuffle(ab, cd, first) + __builtin_shuffle(ab, cd, last);
   __builtin_memcpy(out, &all, sizeof(all));
 }
 

@@ -140,14 +140,18 @@ def _(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.iterations = inputs
     ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(True)
+    ctx.set_materialize_grads(False)  # zeros for the trail would be the largest tensor of the step
     ctx.save_for_backward(output[0], output[2], *tensors)
 
 
-def _autograd(ctx: Any, grad_poses: Tensor, grad_logits: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd(ctx: Any, grad_poses: Tensor | None, grad_logits: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    out_poses, has_offset = ctx.saved_tensors[0], ctx.saved_tensors[5] is not None
+    if grad_poses is None:
+        grad_poses = torch.zeros_like(out_poses)
+    if grad_logits is None:
+        grad_logits = out_poses.new_zeros(out_poses.shape[:3])
     grads = similarity_backward(grad_poses, grad_logits, *ctx.saved_tensors, ctx.iterations)
     poses, log_activations, weight, offset, *parameters = grads
-    has_offset = ctx.saved_tensors[5] is not None
     return poses, log_activations, weight, offset if has_offset else None, None, *parameters, None
 
 
