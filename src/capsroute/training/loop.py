@@ -151,7 +151,7 @@ class Trainer:
     def _learn(self, batch: Batch, stop: bool) -> bool:
         """One step; returns whether any rank wants to stop."""
         learner, step = self.learner, self.step
-        rate = learning_rate(self.config.schedule, self.config.optimizer.lr, step, self.steps, len(self.loader))
+        rate = self._rate(step)
         for group in learner.optimizer.param_groups:
             group["lr"] = rate
         # random numbers inside the network, if any, follow the step, so a resumed run draws the same
@@ -173,6 +173,9 @@ class Trainer:
             learner.average.update(step)
         self._advance(mean, int(hits), rate, norm)
         return bool(stops)
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(self.config.schedule, self.config.optimizer.lr, step, self.steps, len(self.loader))
 
     def _advance(self, loss: float, hits: int, rate: float, norm: float) -> None:
         progress, images = self.learner.progress, self.loader.global_batch
@@ -196,7 +199,7 @@ class Trainer:
             "train_error": 100 - 100 * progress.hits / progress.seen,
             "val_loss": val_loss,
             "val_error": val_error,
-            "lr": learner.optimizer.param_groups[0]["lr"],
+            "lr": self._rate(self.step - 1),
         }
         recorded = epoch >= min(self.config.record_from, self.config.epochs)
         best = recorded and learner.record(Best(epoch, val_error, val_loss))
