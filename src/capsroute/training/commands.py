@@ -30,11 +30,11 @@ def run_training(
     tensorboard: bool,
 ) -> None:
     """`capsroute train`."""
-    config = _chosen(name, out, resume).with_values(epochs=epochs, seed=seed)
     if precision is not None:
         settings = [*settings, f"precision={precision}"]
-    run = train(
-        config.with_settings(settings),
+    config = _chosen(name, out, resume).with_settings(settings).with_values(epochs=epochs, seed=seed)
+    train(
+        config,
         out=out,
         data_dir=data,
         resume=resume,
@@ -43,10 +43,6 @@ def run_training(
         threads=threads,
         tensorboard=tensorboard,
     )
-    result = run.result
-    low, high = result["test_interval"]
-    print(f"test error {result['test_error']:.2f} % (95 % interval {low:.2f} to {high:.2f})")
-    print(f"report: {run.report}")
 
 
 def run_evaluation(

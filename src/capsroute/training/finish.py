@@ -34,6 +34,15 @@ def finish(fabric: Fabric, material: Material, run: Run, learner: Learner, threa
     write_report(run, material.dataset, material.transform, found)
 
 
+def conclusion(run: Run) -> str:
+    """How a finished run ended, and where to read more."""
+    result = run.result
+    low, high = result["test_interval"]
+    return (
+        f"test error {result['test_error']:.2f} % (95 % interval {low:.2f} to {high:.2f} %)\nthe report is {run.report}"
+    )
+
+
 def write_model(run: Run, material: Material, learner: Learner) -> None:
     """Put the best parameters so far into the run's `model/`, with the configuration they were trained by."""
     assert learner.best is not None

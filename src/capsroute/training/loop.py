@@ -25,7 +25,7 @@ from capsroute.errors import RunError
 from capsroute.training import checkpoint, ranks, watch
 from capsroute.training.config import Config
 from capsroute.training.evaluate import predict, summed
-from capsroute.training.finish import finish, write_model
+from capsroute.training.finish import conclusion, finish, write_model
 from capsroute.training.health import name_non_finite, routing_health
 from capsroute.training.learner import Best, Learner
 from capsroute.training.material import Material, gather
@@ -58,7 +58,7 @@ def train(
     A run that was stopped, by Ctrl-C or worse, goes on with `resume=True`.
     """
     threads = ranks.set_threads(threads)
-    fabric = ranks.start(config.precision, accelerator)
+    fabric = ranks.start(config, accelerator)
     watcher = (watcher or watch.default()) if fabric.is_global_zero else watch.Watcher()
     with ranks.telling_lost_ranks(fabric.world_size):
         with fabric.rank_zero_first():
@@ -66,12 +66,15 @@ def train(
         run = _shared_run(fabric, material.config, out, resume, force, threads, watcher)
         if run.finished:
             watcher.note(f"{run.folder} is finished already; nothing to do")
-            return run
-        if tensorboard and fabric.is_global_zero:
-            watcher = watch.Board(watcher, run.board)
-        trainer = Trainer(fabric, material, run, watcher, checkpoint_seconds)
-        trainer.fit()
-        finish(fabric, material, run, trainer.learner, threads)
+        else:
+            if tensorboard and fabric.is_global_zero:
+                watcher = watch.Board(watcher, run.board)
+            trainer = Trainer(fabric, material, run, watcher, checkpoint_seconds)
+            trainer.fit()
+            finish(fabric, material, run, trainer.learner, threads)
+        if fabric.is_global_zero:
+            watcher.note(conclusion(run))
+        ranks.leave(fabric)
     return run
 
 

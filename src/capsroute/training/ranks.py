@@ -6,7 +6,9 @@ machine or many; each then finds itself here by torchrun's environment variables
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import signal
 import warnings
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from capsroute.errors import RunError
-from capsroute.training.config import ConfigError
+from capsroute.training.config import Config, ConfigError
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -25,23 +27,32 @@ if TYPE_CHECKING:
 _PRECISION = {"32": "32-true", "bf16": "bf16-mixed"}
 
 
-def start(precision: str = "32", accelerator: str = "auto") -> Fabric:
+def start(config: Config, accelerator: str = "auto") -> Fabric:
     """The fabric of this process: gloo between CPUs, nccl between GPUs."""
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
 
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    options: dict[str, Any] = {"accelerator": accelerator, "precision": _PRECISION[precision], "devices": 1}
+    options: dict[str, Any] = {"accelerator": accelerator, "precision": _PRECISION[config.precision], "devices": 1}
     if world > 1:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        # statistics are averaged by the norms themselves; a routing may leave some of its parameters unused
-        ranks = DDPStrategy(broadcast_buffers=False, find_unused_parameters=True)
+        # looking for parameters without a gradient takes time: only where there may be some
+        unused = config.model.get("routing") == "uniform" or bool(config.model.get("decoder"))
+        ranks = DDPStrategy(find_unused_parameters=unused)
         options |= {"devices": local, "num_nodes": world // local, "strategy": ranks}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fabric = Fabric(**options)
-        fabric.launch()
+        warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_reduce is deprecated", FutureWarning)
+    fabric = Fabric(**options)
+    fabric.launch()
     return fabric
+
+
+def leave(fabric: Fabric) -> None:
+    """Wait for the others at the end of a job."""
+    if fabric.world_size > 1:
+        fabric.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def share(batch_size: int, world_size: int) -> int:
@@ -71,9 +82,10 @@ def telling_lost_ranks(world_size: int) -> Iterator[None]:
     except RuntimeError as error:
         if world_size == 1 or isinstance(error, RunError):
             raise
-        first = str(error).strip().splitlines()[0]
+        # gloo begins with its source file, and ends with advice that is not for our users
+        reason = re.sub(r"^\[[^]]*\]\s*", "", str(error).strip()).split(". ")[0]
         raise RunError(
-            f"another rank was lost or could not be reached ({first}); go on from the last checkpoint with --resume, "
+            f"another rank was lost or could not be reached ({reason}); go on from the last checkpoint with --resume, "
             "on any number of ranks"
         ) from error
 
