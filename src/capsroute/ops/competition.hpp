@@ -10,15 +10,15 @@ namespace capsroute {
 inline void exponentials(int64_t outputs, int lanes, float* rows, float* peak, float* total) {
   for (int i = 0; i < lanes; i += kLanes) {
     Vec top = load(rows + i);
-    for (int64_t j = 1; j < outputs; ++j) top = larger(top, load(rows + j * lanes + i));
-    Vec sum_of_lane = {};
+    for (int64_t j = 1; j < outputs; ++j) top = larger(load(rows + j * lanes + i), top);
+    Vec all = {};
     for (int64_t j = 0; j < outputs; ++j) {
       const Vec e = exp2(load(rows + j * lanes + i) - top);
       store(rows + j * lanes + i, e);
-      sum_of_lane += e;
+      all += e;
     }
     store(peak + i, top);
-    store(total + i, sum_of_lane);
+    store(total + i, all);
   }
 }
 

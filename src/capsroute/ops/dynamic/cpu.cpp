@@ -5,6 +5,7 @@
 // what is computed here.
 #include "common.hpp"
 #include "competition.hpp"
+#include "terms.hpp"
 
 namespace capsroute {
 namespace {
@@ -30,10 +31,14 @@ struct Gradients {
 
 constexpr float kTiny = 1e-12f;  // keeps the slope of a length finite at zero; the same as in routing/dynamic.py
 
+// Four sums, since one would wait for itself.
 float inner(int size, const float* a, const float* b) {
-  float total = 0.0f;
-  for (int d = 0; d < size; ++d) total += a[d] * b[d];
-  return total;
+  float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  int d = 0;
+  for (; d + 4 <= size; d += 4)
+    for (int k = 0; k < 4; ++k) part[k] += a[d + k] * b[d + k];
+  for (; d < size; ++d) part[0] += a[d] * b[d];
+  return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
 // pose = shrink * sum, where |pose| = |sum|^2 / (1 + |sum|^2).
@@ -52,23 +57,28 @@ struct Squash {
   }
 };
 
-// What votes are compared with: pose, or its direction.
-struct Target {
-  const Squash squash;
-  float scale;  // target = scale * sum
-
-  Target(int size, const float* sum, bool unit) : squash(size, sum), scale(squash.shrink) {
-    if (unit) scale = squash.shrink / pose_length();
+// What votes are compared with: target = scale * sum, which is the pose, or its direction, times the sharpness.
+class Target {
+ public:
+  Target(int size, const float* sum, bool unit, float sharpness)
+      : scale(sharpness), squash_(size, sum), unit_(unit), inverse_(1.0f), sharpness_(sharpness) {
+    if (unit) inverse_ = 1.0f / std::sqrt(squash_.squared * squash_.shrink * squash_.shrink + kTiny);
+    scale *= squash_.shrink * inverse_;
   }
-  float pose_length() const { return std::sqrt(squash.squared * squash.shrink * squash.shrink + kTiny); }
   // From the gradient of the target to that of the sum; in place.
-  void backward(int size, const float* sum, bool unit, float* grad) const {
-    if (unit) {
-      const float along = scale * scale * inner(size, grad, sum), inverse = 1.0f / pose_length();
-      for (int d = 0; d < size; ++d) grad[d] = inverse * (grad[d] - along * sum[d]);
-    }
-    squash.backward(size, sum, 0.0f, grad);
+  void backward(int size, const float* sum, float* grad) const {
+    // of the direction u, the gradient of the pose is (g - (g . u) u) / |pose|
+    const float direction = unit_ ? squash_.shrink * inverse_ : 0.0f, along = direction * direction * inner(size, grad, sum);
+    for (int d = 0; d < size; ++d) grad[d] = sharpness_ * inverse_ * (grad[d] - along * sum[d]);
+    squash_.backward(size, sum, 0.0f, grad);
   }
+
+  float scale;
+
+ private:
+  Squash squash_;
+  bool unit_;
+  float inverse_, sharpness_;  // inverse: of the length of the pose, or one
 };
 
 // What all threads of a call read.
@@ -84,6 +94,7 @@ struct Plan {
     if (in.offset) pack(g, in.offset, 1, g.out(), offset.get());
   }
   const float* weights(int64_t j) { return weight.get() + j * g.lanes() * g.weight(); }
+  Target target(const float* sum) const { return Target(static_cast<int>(g.out()), sum, in.unit, in.sharpness[0]); }
   // The sum of output capsule j of `window` (image and position) at iteration t.
   float* sums(int64_t window, int64_t j, int64_t t) const {
     return out.trail + ((window * g.outputs + j) * in.iterations + t) * g.out();
@@ -100,6 +111,8 @@ class Window {
       : flat(plan.g.lanes()),
         mask(plan.g.lanes()),
         poses(plan.g.lanes() * plan.g.in()),
+        peak(plan.g.lanes()),
+        total(plan.g.lanes()),
         plan_(plan),
         size_(plan.g.lanes() * plan.g.out()),
         keep_(plan.g.outputs * size_ <= kKeptFloats),
@@ -125,6 +138,7 @@ class Window {
   }
 
   Buffer flat, mask, poses;  // flat: the coupling of a voter before the first iteration
+  Buffer peak, total;        // of its softmax
 
  private:
   Plan& plan_;
@@ -134,9 +148,18 @@ class Window {
   int64_t cast_ = 0;
 };
 
-// Scores [J][lanes] become couplings, in place.
-void couple(const Geometry& g, Window& window, float* rows, float* peak, float* total) {
+// The softmax of an iteration: agreements [J][lanes] times their gains [J], added to `scores` where these add up, give the
+// couplings, which take the agreements' place.
+void couple(const Geometry& g, bool adds_up, Window& window, const float* gains, float* scores, float* rows) {
   const int lanes = g.lanes();
+  for (int64_t j = 0; j < g.outputs; ++j)
+    for (int i = 0; i < lanes; i += kLanes) {
+      const Vec score = load(rows + j * lanes + i) * gains[j];
+      const Vec all = adds_up ? score + load(scores + j * lanes + i) : score;
+      store(scores + j * lanes + i, all);
+      store(rows + j * lanes + i, all);
+    }
+  float *peak = window.peak.get(), *total = window.total.get();
   exponentials(g.outputs, lanes, rows, peak, total);
   for (int i = 0; i < lanes; i += kLanes) {
     const Vec inverse = load(window.mask.get() + i) / load(total + i);
@@ -153,30 +176,27 @@ void dot_row(Shape shape, int blocks, const float* votes, const float* vector, f
 }
 
 template <class Shape>
-void forward_window(Shape shape, Plan& plan, int64_t at, Window& window, float* rows, float* scratch) {
+void forward_window(Shape shape, Plan& plan, int64_t at, Window& window, float* rows, float* scores, float* gains) {
   const Geometry& g = plan.g;
-  const int lanes = g.lanes();
-  float *peak = scratch, *total = peak + lanes, *targets = total + lanes;
-  const float gain = plan.in.sharpness[0] * kLog2E;
-  std::fill_n(targets, g.outputs * shape.out, 0.0f);
-  for (int64_t t = 0; t < plan.in.iterations; ++t) {
-    const bool last = t + 1 == plan.in.iterations;
+  const int64_t last = plan.in.iterations - 1;
+  for (int64_t t = 0; t <= last; ++t) {
     for (int64_t j = 0; j < g.outputs; ++j) {
       const float* votes = window.votes(shape, j);
-      float *sum = plan.sums(at, j, t), *target = targets + j * shape.out;
-      weighted_sum(shape.out, g.blocks(), t ? rows + j * lanes : window.flat.get(), votes, sum);
-      if (last) {
-        const Squash squash(shape.out, sum);
-        float* pose = plan.out.poses + (at * g.outputs + j) * shape.out;
-        for (int d = 0; d < shape.out; ++d) pose[d] = squash.shrink * sum[d];
-        plan.out.logits[at * g.outputs + j] = std::log(squash.squared + kTiny);
-        continue;
-      }
-      const float scale = gain * Target(shape.out, sum, plan.in.unit).scale;
-      for (int d = 0; d < shape.out; ++d) target[d] = (plan.in.unit ? 0.0f : target[d]) + scale * sum[d];
-      dot_row(shape, g.blocks(), votes, target, rows + j * lanes);
+      float *sum = plan.sums(at, j, t), *row = rows + j * g.lanes();
+      weighted_sum(shape.out, g.blocks(), t ? row : window.flat.get(), votes, sum);
+      if (t < last) dot_row(shape, g.blocks(), votes, sum, row);
     }
-    if (!last) couple(g, window, rows, peak, total);
+    if (t == last) break;
+    // square roots and divisions are slow to arrive: in one go they overlap
+    for (int64_t j = 0; j < g.outputs; ++j) gains[j] = kLog2E * plan.target(plan.sums(at, j, t)).scale;
+    couple(g, t && !plan.in.unit, window, gains, scores, rows);
+  }
+  for (int64_t j = 0; j < g.outputs; ++j) {
+    const int64_t o = at * g.outputs + j;
+    const float* sum = plan.sums(at, j, last);
+    const Squash squash(shape.out, sum);
+    for (int d = 0; d < shape.out; ++d) plan.out.poses[o * shape.out + d] = squash.shrink * sum[d];
+    plan.out.logits[o] = std::log(squash.squared + kTiny);
   }
 }
 
@@ -185,10 +205,10 @@ void forward(Shape shape, const Geometry& g, const Inputs& in, const Outputs& ou
   Plan plan(g, in, out);
   parallel(g.threads, g.batch * g.positions, [&](int64_t, int64_t begin, int64_t end) {
     Window window(plan);
-    Buffer rows(g.outputs * g.lanes()), scratch(2 * g.lanes() + g.outputs * g.out());
+    Buffer rows(g.outputs * g.lanes()), scores(g.outputs * g.lanes()), gains(g.outputs);
     for (int64_t at = begin; at < end; ++at) {
       window.read(at / g.positions, at % g.positions);
-      forward_window(shape, plan, at, window, rows.get(), scratch.get());
+      forward_window(shape, plan, at, window, rows.get(), scores.get(), gains.get());
     }
   });
 }
@@ -201,7 +221,8 @@ struct Workspace {
   Buffer worths;       // rows: the gradients of the couplings
   Buffer targets;      // [T - 1] vectors
   Buffer grad_sums;    // [T] vectors
-  Buffer grad_votes, grad_window, scratch;
+  Buffer grad_votes, grad_window, scores, gains;
+  std::vector<Term> terms;
   float *grad_weight, *grad_offset;  // the thread's
 
   Workspace(const Plan& plan, float* grad_weight, float* grad_offset)
@@ -211,11 +232,16 @@ struct Workspace {
         worths(rows()),
         targets((plan.in.iterations - 1) * vectors()),
         grad_sums(plan.in.iterations * vectors()),
-        grad_votes(kLanes * plan.g.out()),
+        grad_votes(kTogether * kLanes * plan.g.out()),
         grad_window(plan.g.lanes() * plan.g.in()),
-        scratch(2 * plan.g.lanes() + plan.g.out()),
+        scores(rows()),
+        gains(plan.g.outputs),
         grad_weight(grad_weight),
-        grad_offset(grad_offset) {}
+        grad_offset(grad_offset) {
+    std::fill_n(gains.get(), plan.g.outputs, kLog2E);
+  }
+
+  static constexpr int kTogether = 3;  // blocks whose votes' gradients are made at a time
 
   int64_t rows() const { return plan.g.outputs * plan.g.lanes(); }
   int64_t vectors() const { return plan.g.outputs * plan.g.out(); }
@@ -229,28 +255,27 @@ void recompute(Shape shape, const Gradients& grads, int64_t at, Window& window, 
   const Plan& plan = w.plan;
   const Geometry& g = plan.g;
   const int64_t last = plan.in.iterations - 1;
-  const float sharpness = plan.in.sharpness[0];
-  float *peak = w.scratch.get(), *total = peak + g.lanes(), *so_far = total + g.lanes();
   for (int64_t j = 0; j < g.outputs; ++j) {
-    const float* votes = window.votes(shape, j);
     const int64_t o = at * g.outputs + j;
+    const float* sum = plan.sums(at, j, last);
     float* grad = w.vector(w.grad_sums, last, j);
     std::copy_n(grads.poses + o * shape.out, shape.out, grad);
-    Squash(shape.out, plan.sums(at, j, last)).backward(shape.out, plan.sums(at, j, last), grads.logits[o], grad);
-    if (last) dot_row(shape, g.blocks(), votes, grad, w.row(w.worths, 0, j));
-    std::fill_n(so_far, shape.out, 0.0f);
-    std::copy_n(window.flat.get(), g.lanes(), w.row(w.couplings, 0, j));
+    Squash(shape.out, sum).backward(shape.out, sum, grads.logits[o], grad);
     for (int64_t t = 0; t < last; ++t) {
-      const float *sum = plan.sums(at, j, t), scale = sharpness * Target(shape.out, sum, plan.in.unit).scale;
+      const float *sum = plan.sums(at, j, t), scale = plan.target(sum).scale;
       float* target = w.vector(w.targets, t, j);
-      for (int d = 0; d < shape.out; ++d) {
-        target[d] = scale * sum[d];
-        so_far[d] = (plan.in.unit ? 0.0f : so_far[d]) + kLog2E * target[d];
-      }
-      dot_row(shape, g.blocks(), votes, so_far, w.row(w.couplings, t + 1, j));
+      for (int d = 0; d < shape.out; ++d) target[d] = scale * sum[d];
     }
   }
-  for (int64_t t = 1; t <= last; ++t) couple(g, window, w.row(w.couplings, t, 0), peak, total);
+  for (int64_t j = 0; j < g.outputs; ++j) {
+    const float* votes = window.votes(shape, j);
+    std::copy_n(window.flat.get(), g.lanes(), w.row(w.couplings, 0, j));
+    for (int64_t t = 0; t < last; ++t)
+      dot_row(shape, g.blocks(), votes, w.vector(w.targets, t, j), w.row(w.couplings, t + 1, j));
+    if (last) dot_row(shape, g.blocks(), votes, w.vector(w.grad_sums, last, j), w.row(w.worths, 0, j));
+  }
+  for (int64_t t = 1; t <= last; ++t)
+    couple(g, t > 1 && !plan.in.unit, window, w.gains.get(), w.scores.get(), w.row(w.couplings, t, 0));
 }
 
 // Through the softmax that gave the couplings of iteration t, to the agreements with the targets before it.
@@ -269,32 +294,26 @@ void couplings_backward(int64_t t, Workspace& w) {
   }
 }
 
-// dv_i[d] for kCount numbers of the votes of one block: through the sum and through the score of each iteration.
-template <int kCount>
-CAPSROUTE_INLINE void vote_gradient(int64_t j, int block, int d, Workspace& w) {
-  const int64_t last = w.plan.in.iterations - 1;
-  Vec acc[kCount];
-  const Vec c = load(w.row(w.couplings, last, j) + block * kLanes);
-  const float* grad_sum = w.vector(w.grad_sums, last, j) + d;
-  for (int k = 0; k < kCount; ++k) acc[k] = c * grad_sum[k];
-  for (int64_t t = 0; t < last; ++t) {
-    const Vec c = load(w.row(w.couplings, t, j) + block * kLanes), score = load(w.row(w.grad_scores, t, j) + block * kLanes);
-    const float *grad_sum = w.vector(w.grad_sums, t, j) + d, *target = w.vector(w.targets, t, j) + d;
-    for (int k = 0; k < kCount; ++k) acc[k] += c * grad_sum[k] + score * target[k];
-  }
-  for (int k = 0; k < kCount; ++k) store(w.grad_votes.get() + (d + k) * kLanes, acc[k]);
-}
-
+// What each vote contributed to: through the sum and through the score of each iteration.
 template <class Shape>
 void votes_backward(Shape shape, Plan& plan, int64_t j, Window& window, Workspace& w) {
-  float* grad_weight = w.grad_weight + j * plan.g.lanes() * shape.weight;
-  for (int b = 0; b < plan.g.blocks(); ++b) {
-    sweep<4>(shape.out, [&](int d, auto n) __attribute__((always_inline)) { vote_gradient<n>(j, b, d, w); });
-    votes_backward_block(shape, plan.weights(j) + b * shape.weight * kLanes, window.poses.get() + b * shape.in * kLanes,
-                         w.grad_votes.get(), grad_weight + b * shape.weight * kLanes,
-                         w.grad_window.get() + b * shape.in * kLanes,
-                         w.grad_offset ? w.grad_offset + b * shape.out * kLanes : nullptr);
+  w.terms.clear();
+  for (int64_t t = 0; t < plan.in.iterations; ++t) {
+    w.terms.push_back({w.row(w.couplings, t, j), w.vector(w.grad_sums, t, j)});
+    if (t + 1 < plan.in.iterations) w.terms.push_back({w.row(w.grad_scores, t, j), w.vector(w.targets, t, j)});
   }
+  float *grad_weight = w.grad_weight + j * plan.g.lanes() * shape.weight, *grad_votes = w.grad_votes.get();
+  sweep<Workspace::kTogether>(plan.g.blocks(), [&](int block, auto n) __attribute__((always_inline)) {
+    sweep<4>(shape.out, [&](int d, auto k) __attribute__((always_inline)) {
+      Pack<n> acc[k()];
+      combine(w.terms.data(), static_cast<int>(w.terms.size()), block, d, acc);
+      for (int e = 0; e < k; ++e) store(grad_votes + (d + e) * kLanes, acc[e], shape.out);
+    });
+    capsroute::votes_backward(shape, n, plan.weights(j) + block * shape.weight * kLanes,
+                              window.poses.get() + block * shape.in * kLanes, grad_votes,
+                              grad_weight + block * shape.weight * kLanes, w.grad_window.get() + block * shape.in * kLanes,
+                              w.grad_offset ? w.grad_offset + block * shape.out * kLanes : nullptr);
+  });
 }
 
 template <class Shape>
@@ -308,8 +327,7 @@ void backward_window(Shape shape, Plan& plan, const Gradients& grads, int64_t at
       float* grad = w.vector(w.grad_sums, t, j);
       const float *sum = plan.sums(at, j, t), *votes = window.votes(shape, j);
       weighted_sum(shape.out, g.blocks(), w.row(w.grad_scores, t, j), votes, grad);
-      for (int d = 0; d < shape.out; ++d) grad[d] *= plan.in.sharpness[0];
-      Target(shape.out, sum, plan.in.unit).backward(shape.out, sum, plan.in.unit, grad);
+      plan.target(sum).backward(shape.out, sum, grad);
       if (t) dot_row(shape, g.blocks(), votes, grad, w.row(w.worths, 0, j));
     }
   }

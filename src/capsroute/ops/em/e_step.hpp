@@ -9,23 +9,30 @@ namespace capsroute {
 class EStep {
  public:
   explicit EStep(const Plan& plan)
-      : plan_(plan),
+      : bases(plan.g.outputs),
+        plan_(plan),
         scores_(plan.edges),
         peaks_(plan.group * plan.g.lanes()),
         totals_(plan.group * plan.g.lanes()),
         factors_(plan.group * plan.g.lanes()),
         children_(2 * plan.g.inputs) {}
 
-  // Scores in base 2, and after `normalise` what becomes the weights of the next M-step when multiplied by `factor`.
+  // Scores in base 2 without their bases, and at the end what becomes the weights of the next M-step times `factor`.
   float* scores(int64_t p, int64_t j) { return scores_.get() + (p * plan_.g.outputs + j) * plan_.g.lanes(); }
   float* factor(int64_t p) { return row(factors_, p); }
 
+  // To be called when all scores of a position and the bases [J] of its output types are there.
+  void close(int64_t p) {
+    const int lanes = plan_.g.lanes();
+    for (int64_t j = 0; j < plan_.g.outputs; ++j)
+      for (int i = 0; i < lanes; i += kLanes) store(scores(p, j) + i, load(scores(p, j) + i) + bases.get()[j]);
+    exponentials(plan_.g.outputs, lanes, scores(p, 0), row(peaks_, p), row(totals_, p));
+    std::fill_n(factor(p), lanes, 1.0f);
+  }
+
+  // To be called when all positions are closed.
   void normalise(Windows& windows, int64_t image, int64_t t, int64_t first) {
     const Geometry& g = plan_.g;
-    for (int64_t p = 0; p < plan_.group; ++p) {
-      exponentials(g.outputs, g.lanes(), scores(p, 0), row(peaks_, p), row(totals_, p));
-      std::fill_n(factor(p), g.lanes(), 1.0f);
-    }
     if (plan_.in.parents) meet();
     for (int64_t p = 0; p < plan_.group; ++p) {
       for (int i = 0; i < g.lanes(); i += kLanes) {
@@ -38,6 +45,8 @@ class EStep {
       std::copy_n(row(totals_, p), g.window, shares + g.window);
     }
   }
+
+  Buffer bases;
 
  private:
   float* row(Buffer& of, int64_t p) { return of.get() + p * plan_.g.lanes(); }

@@ -147,7 +147,7 @@ def _empty_outputs(poses: Tensor, weight: Tensor, index: Tensor, steps: int) -> 
     return (
         poses.new_empty(batch, positions, outputs, rows, cols),
         poses.new_empty(batch, positions, outputs),
-        poses.new_empty(batch, positions, outputs, steps, 2 * rows * cols + 2),
+        poses.new_empty(batch, positions, outputs, steps, 2 * rows * cols + 3),
         poses.new_empty(batch, steps - 1, positions, 2, window),
     )
 

@@ -5,32 +5,60 @@
 
 namespace capsroute {
 
-// What one M-step found: [D] means, [D] variances, the mass, and the sum of the logarithms of the deviations.
+// What one M-step found: [D] means and [D] variances, the mass, the sum of the logarithms of the deviations, and what the
+// scores of all votes for the capsule have in common.
 struct Moments {
-  float *mean, *variance, *mass, *spread;
+  float *mean, *variance, *mass, *spread, *base;
 
-  Moments(float* at, int64_t size) : mean(at), variance(at + size), mass(at + 2 * size), spread(at + 2 * size + 1) {}
-  static int64_t floats(int64_t size) { return 2 * size + 2; }
+  Moments(float* at, int64_t size)
+      : mean(at), variance(at + size), mass(variance + size), spread(mass + 1), base(spread + 1) {}
+  static int64_t floats(int64_t size) { return 2 * size + 3; }
 };
+
+// out = a * b; returns the sum.
+inline float multiply_rows(int lanes, const float* a, const float* b, float* out) {
+  Vec all = {};
+  for (int i = 0; i < lanes; i += kLanes) {
+    const Vec x = load(a + i) * load(b + i);
+    store(out + i, x);
+    all += x;
+  }
+  return sum(all);
+}
+
+inline float total(int lanes, const float* row) {
+  Vec all = {};
+  for (int i = 0; i < lanes; i += kLanes) all += load(row + i);
+  return sum(all);
+}
+
+template <int kCount>
+CAPSROUTE_INLINE void sums(const Vec* x, float* out) {
+  if constexpr (kCount == 4) {
+    sums_of_four(x, out);
+  } else {
+    for (int k = 0; k < kCount; ++k) out[k] = sum(x[k]);
+  }
+}
 
 // out[k] = sum over i of weights[i] (rows[i][k] - mean[k])^2
 template <int kCount>
 CAPSROUTE_INLINE void squares(int size, int blocks, const float* weights, const float* rows, const float* mean, float* out) {
   Vec acc[kCount], centre[kCount];
   for (int k = 0; k < kCount; ++k) acc[k] = Vec{}, centre[k] = splat(mean[k]);
-  for (int b = 0; b < blocks; ++b) {
-    const Vec w = load(weights + b * kLanes);
+  for (int b = 0; b < blocks; ++b, rows += size * kLanes) {
+    const Vec w = load_once(weights + b * kLanes);
     for (int k = 0; k < kCount; ++k) {
-      const Vec gap = load(rows + (b * size + k) * kLanes) - centre[k];
+      const Vec gap = centre[k] - load(rows + k * kLanes);
       acc[k] += w * gap * gap;
     }
   }
-  for (int k = 0; k < kCount; ++k) out[k] = sum(acc[k]);
+  sums<kCount>(acc, out);
 }
 
 CAPSROUTE_INLINE void weighted_squares(int size, int blocks, const float* weights, const float* rows, const float* mean,
                                        float* out) {
-  sweep<4>(size, [&](int d, auto n) __attribute__((always_inline)) {
+  sweep<4>(size, [&](int64_t d, auto n) __attribute__((always_inline)) {
     squares<n>(size, blocks, weights, rows + d * kLanes, mean + d, out + d);
   });
 }
@@ -41,79 +69,88 @@ CAPSROUTE_INLINE void gaps(int size, int blocks, const float* weights, const flo
                            float* second) {
   Vec plain[kCount], squared[kCount], centre[kCount];
   for (int k = 0; k < kCount; ++k) plain[k] = squared[k] = Vec{}, centre[k] = splat(mean[k]);
-  for (int b = 0; b < blocks; ++b) {
-    const Vec w = load(weights + b * kLanes);
+  for (int b = 0; b < blocks; ++b, rows += size * kLanes) {
+    const Vec w = load_once(weights + b * kLanes);
     for (int k = 0; k < kCount; ++k) {
-      const Vec gap = load(rows + (b * size + k) * kLanes) - centre[k], weighted = w * gap;
+      const Vec gap = load(rows + k * kLanes) - centre[k], weighted = w * gap;
       plain[k] += weighted;
       squared[k] += weighted * gap;
     }
   }
-  for (int k = 0; k < kCount; ++k) first[k] = sum(plain[k]), second[k] = sum(squared[k]);
+  sums<kCount>(plain, first);
+  sums<kCount>(squared, second);
 }
 
 CAPSROUTE_INLINE void weighted_gaps(int size, int blocks, const float* weights, const float* rows, const float* mean,
                                     float* first, float* second) {
-  sweep<4>(size, [&](int d, auto n) __attribute__((always_inline)) {
+  sweep<4>(size, [&](int64_t d, auto n) __attribute__((always_inline)) {
     gaps<n>(size, blocks, weights, rows + d * kLanes, mean + d, first + d, second + d);
   });
 }
 
-// The sum of the logarithms of positive numbers. Products of four cannot leave the range of a double.
+// term(d, total) over all d, which adds to total; in two sums, since one would wait for itself.
+template <int N, class Term>
+CAPSROUTE_INLINE Pack<N> add_up(int size, Term term) {
+  Pack<N> even = zeros<N>(), odd = zeros<N>();
+  int d = 0;
+  for (; d + 2 <= size; d += 2) {
+    even = term(d, even);
+    odd = term(d + 1, odd);
+  }
+  if (d < size) even = term(d, even);
+  return even + odd;
+}
+
+// The sum of the logarithms of positive numbers. Eight floats multiplied do not leave the range of a double.
 inline float sum_of_logs(int size, const float* x) {
   double total = 0.0;
-  int d = 0;
-  for (; d + 4 <= size; d += 4)
-    total += std::log(static_cast<double>(x[d]) * x[d + 1] * (static_cast<double>(x[d + 2]) * x[d + 3]));
-  for (; d < size; ++d) total += std::log(static_cast<double>(x[d]));
+  for (int d = 0; d < size; d += 8) {
+    double product = 1.0;
+    for (int k = d; k < std::min(d + 8, size); ++k) product *= x[k];
+    total += std::log(product);
+  }
   return static_cast<float>(total);
 }
 
 inline float sigmoid(float x) { return x < 0.0f ? std::exp(x) / (1.0f + std::exp(x)) : 1.0f / (1.0f + std::exp(-x)); }
-inline float log_sigmoid(float x) { return std::min(x, 0.0f) - std::log1p(std::exp(-std::abs(x))); }
+// In double, since log1pf takes longer than log.
+inline float log_sigmoid(float x) {
+  return static_cast<float>(std::min(x, 0.0f) - std::log(1.0 + std::exp(-std::abs(static_cast<double>(x)))));
+}
 
-// The E-step's scores in base 2, less what all parents have in common: base - sum over d of precision[d] (v - mean)[d]^2.
+// The E-step's scores in base 2, without their base: -sum over d of precision[d] (v - mean)[d]^2.
 struct Scores {
-  float base;
+  const float* mean;
   alignas(64) float precision[kMaxPose];
 
-  Scores(int size, const Moments& m, float logit) {
-    base = kLog2E * (log_sigmoid(logit) - *m.spread);
-    for (int d = 0; d < size; ++d) precision[d] = 0.5f * kLog2E / m.variance[d];
+  Scores(int size, const Moments& m) : mean(m.mean) {
+    for (int d = 0; d < size; ++d) precision[d] = -0.5f * kLog2E / m.variance[d];
   }
 
   template <int N>
-  CAPSROUTE_INLINE Pack<N> of(int size, const float* rows, const float* mean) const {
-    Pack<N> total = zeros<N>();
-    for (int d = 0; d < size; ++d) {
-      const Pack<N> gap = load<N>(rows + d * kLanes, size) - mean[d];
-      total = total + gap * gap * precision[d];
-    }
-    Pack<N> score;
-    for (int k = 0; k < N; ++k) score[k] = base - total[k];
-    return score;
+  CAPSROUTE_INLINE Pack<N> of(int size, const float* rows) const {
+    return add_up<N>(size, [&](int d, const Pack<N>& total) __attribute__((always_inline)) {
+      const Pack<N> gap = mean[d] - load<N>(rows + d * kLanes, size);
+      return total + gap * gap * precision[d];
+    });
   }
 };
 
-// The gradients of one M-step's means and variances, and its precisions for the votes' gradients.
+// The gradients of one M-step's means and variances.
 struct MomentGradients {
-  float *mean, *variance, *precision;
+  float *mean, *variance;
 
-  MomentGradients(float* at, int64_t size) : mean(at), variance(at + size), precision(at + 2 * size) {}
-  static int64_t floats(int64_t size) { return 3 * size; }
+  MomentGradients(float* at, int64_t size) : mean(at), variance(at + size) {}
+  static int64_t floats(int64_t size) { return 2 * size; }
 };
 
 // What a unit of share of each vote is worth: sum over d of gap (mean gradient + variance gradient * gap).
 template <int N>
 CAPSROUTE_INLINE Pack<N> worth(int size, const float* rows, const float* mean, const MomentGradients& grad) {
-  Pack<N> total = zeros<N>();
-  for (int d = 0; d < size; ++d) {
+  return add_up<N>(size, [&](int d, const Pack<N>& total) __attribute__((always_inline)) {
     const Pack<N> gap = load<N>(rows + d * kLanes, size) - mean[d];
-    Pack<N> slope = gap * grad.variance[d];
-    for (int k = 0; k < N; ++k) slope[k] += grad.mean[d];
-    total = total + gap * slope;
-  }
-  return total;
+    return total + gap * (gap * grad.variance[d] + grad.mean[d]);
+  });
 }
 
 }  // namespace capsroute

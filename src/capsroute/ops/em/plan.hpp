@@ -19,7 +19,7 @@ struct Inputs {
 
 struct Outputs {
   float *poses, *logits;
-  float* trail;   // [B, P, J, T, 2 D + 2]: the moments of each M-step
+  float* trail;   // [B, P, J, T, 2 D + 3]: the moments of each M-step
   float* shares;  // [B, T - 1, P, 2, I]: of each E-step's softmax, the shift and the inverse sum for each input
 };
 
