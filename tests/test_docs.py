@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from capsroute.data import store
+from capsroute.errors import RunError
+from capsroute.training import table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -110,6 +112,22 @@ def test_readme_links_exist():
     assert links
     missing = [link for link in links if not (ROOT / link).exists()]
     assert not missing
+
+
+def test_results_are_those_of_the_runs():
+    """README holds what `capsroute table results/ --markdown` prints; without runs, no row of ours."""
+    readme = (ROOT / "README.md").read_text()
+    try:
+        results = table.collect([ROOT / "results"])
+    except RunError:
+        assert "| capsroute |" not in readme
+        return
+    assert table.markdown(results) in readme, "paste the output of `capsroute table results/ --markdown` into README.md"
+
+
+def test_published_figures_have_one_source():
+    published = table.markdown([]).split("\n\n")[0]
+    assert published in (ROOT / "docs" / "paper.md").read_text()
 
 
 @pytest.fixture(scope="module")
