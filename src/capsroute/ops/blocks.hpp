@@ -67,7 +67,7 @@ CAPSROUTE_INLINE void multiply(int rows, int inner, int cols, Grid a, Grid b, co
 
 // v = W P (+ offset) for all inputs of a window and one output type. `offset` may be null.
 template <class Shape>
-inline void votes(Shape shape, int blocks, const float* weight, const float* window, const float* offset, float* out) {
+CAPSROUTE_PASS void votes(Shape shape, int blocks, const float* weight, const float* window, const float* offset, float* out) {
   for (int b = 0; b < blocks; ++b) {
     const Grid w{const_cast<float*>(weight) + b * shape.weight * kLanes, shape.rows_in, 1};
     const Grid p{const_cast<float*>(window) + b * shape.in * kLanes, shape.cols, 1};

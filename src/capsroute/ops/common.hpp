@@ -144,10 +144,10 @@ CAPSROUTE_INLINE Quad load_quad(const float* from) {
 
 // The poses (or any `rows` <= kMaxPose numbers per input) of one window, [inputs][rows] -> [blocks][rows][kLanes]; padding gets zeros.
 // Four inputs and four numbers at a time.
-inline void gather(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
+CAPSROUTE_PASS void gather(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
   static constexpr float kNothing[kMaxPose] = {};
   for (int i = 0; i < g.lanes(); i += 4) {
-    float* at = to + (i / kLanes) * rows * kLanes + i % kLanes;
+    float* at = to + static_cast<int64_t>(i / kLanes) * rows * kLanes + i % kLanes;
     const float* source[4];
     for (int l = 0; l < 4; ++l) {
       const int32_t input = i + l < g.window ? index[i + l] : -1;
@@ -166,14 +166,15 @@ inline void gather(const Geometry& g, const int32_t* index, const float* from, i
 }
 
 // The way back: adds the window's numbers to those of its inputs. A thread owns the image, so nothing else writes there.
-inline void scatter_add(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
-  for (int i = 0; i < g.window; i += 4) {
-    const float* at = from + (i / kLanes) * rows * kLanes + i % kLanes;
-    const int count = static_cast<int>(std::min<int64_t>(4, g.window - i));
+CAPSROUTE_PASS void scatter_add(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
+  const int window = static_cast<int>(g.window);
+  for (int i = 0; i < window; i += 4) {
+    const float* at = from + static_cast<int64_t>(i / kLanes) * rows * kLanes + i % kLanes;
+    const int count = std::min(4, window - i);
     int k = 0;
-    for (; k + 4 <= rows; k += 4) {
+    for (; k + 4 <= rows; k += 4, at += 4 * kLanes) {
       Quad quads[4], turned[4];
-      for (int l = 0; l < 4; ++l) quads[l] = load_quad(at + (k + l) * kLanes);
+      for (int l = 0; l < 4; ++l) quads[l] = load_quad(at + l * kLanes);
       transpose(quads, turned);
       for (int l = 0; l < count; ++l) {
         if (index[i + l] < 0) continue;
@@ -182,9 +183,9 @@ inline void scatter_add(const Geometry& g, const int32_t* index, const float* fr
         std::memcpy(row, &total, sizeof(total));
       }
     }
-    for (; k < rows; ++k)
+    for (; k < rows; ++k, at += kLanes)
       for (int l = 0; l < count; ++l)
-        if (index[i + l] >= 0) to[static_cast<int64_t>(index[i + l]) * rows + k] += at[k * kLanes + l];
+        if (index[i + l] >= 0) to[static_cast<int64_t>(index[i + l]) * rows + k] += at[l];
   }
 }
 
