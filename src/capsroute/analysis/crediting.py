@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from capsroute.analysis.tracing import Array, LayerTrace, trace
+from capsroute.analysis.tracing import Array, LayerTrace, Score, softmax, trace
 from capsroute.geometry import Field, convolution_field
 from capsroute.models import CapsNet
 
@@ -42,8 +42,8 @@ def credit(
     `traces` saves tracing the same images again.
     """
     layers = trace(net, images) if traces is None else traces
-    chosen = layers[-1].activations[-1, :, 0].argmax(-1) if target is None else np.asarray(target, dtype=np.int64)
-    outputs = np.zeros_like(layers[-1].activations[-1])
+    chosen = layers[-1].logits[-1, :, 0].argmax(-1) if target is None else np.asarray(target, dtype=np.int64)
+    outputs = np.zeros_like(layers[-1].logits[-1])
     outputs[np.arange(len(outputs)), 0, chosen] = 1.0
     maps: list[Array] = []
     for layer in reversed(layers):
@@ -89,7 +89,7 @@ def coupling_maps(traces: list[LayerTrace], given: Credit) -> list[Array]:
     Couplings, normalised for each output capsule and averaged over outputs by their credit; each map sums to one.
     """
     result: list[Array] = []
-    classes = np.zeros_like(traces[-1].activations[-1])
+    classes = np.zeros_like(traces[-1].logits[-1])
     classes[np.arange(len(classes)), 0, given.target] = 1.0
     for number, layer in enumerate(traces):
         last = number + 1 == len(traces)
@@ -111,31 +111,38 @@ def most_credited(pixels: npt.NDArray[Any], share: float) -> npt.NDArray[np.bool
 
 @torch.no_grad()
 def hiding(
-    net: CapsNet, images: Tensor, given: Credit, shares: Sequence[float], *, draws: int = 10, seed: int = 0
+    net: CapsNet,
+    images: Tensor,
+    given: Credit,
+    shares: Sequence[float],
+    *,
+    score: Score = softmax,
+    draws: int = 10,
+    seed: int = 0,
 ) -> tuple[Array, Array]:
-    """The class's probability with the most credited `shares` of the pixels hidden, and with as many random ones.
+    """The class's score with the most credited `shares` of the pixels hidden, and with as many random ones.
 
-    Both are [shares, B], softmax over the class logits; random pixels are averaged over `draws`. Credit that says what
-    the class rests on makes the first fall faster than the second.
+    Both are [shares, B]; random pixels are averaged over `draws`. Credit that says what the class rests on makes the
+    first fall faster than the second.
     """
     random = np.random.default_rng(seed)
     rows = torch.arange(len(images)), torch.from_numpy(given.target)
 
-    def score(mask: npt.NDArray[np.bool_]) -> Array:
-        seen: Array = net(hide(images, mask)).logits.softmax(1)[rows].numpy()
+    def without(mask: npt.NDArray[np.bool_]) -> Array:
+        seen: Array = score(net(hide(images, mask)).logits)[rows].numpy()
         return seen
+
+    def by_chance(share: float) -> Array:
+        masks = [most_credited(random.random(given.pixels.shape), share) for _ in range(draws)]
+        mean: Array = np.mean([without(mask) for mask in masks], axis=0)
+        return mean
 
     was_training = net.training
     net.eval()
-    credited = np.stack([score(most_credited(given.pixels, share)) for share in shares])
-    by_chance = np.stack(
-        [
-            np.mean([score(most_credited(random.random(given.pixels.shape), share)) for _ in range(draws)], axis=0)
-            for share in shares
-        ]
-    )
+    credited = np.stack([without(most_credited(given.pixels, share)) for share in shares])
+    chance = np.stack([by_chance(share) for share in shares])
     net.train(was_training)
-    return credited, by_chance
+    return credited, chance
 
 
 def hide(images: Tensor, mask: npt.NDArray[np.bool_]) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from capsroute.analysis.crediting import background
 from capsroute.analysis.subject import Subject
-from capsroute.analysis.tracing import Array, capsule_network
+from capsroute.analysis.tracing import Array, Score, capsule_network, softmax
 from capsroute.data import Split
 from capsroute.errors import DataError
 from capsroute.models import CapsNet
@@ -36,11 +36,11 @@ FOLDS = 5
 
 
 class Path(NamedTuple):
-    """Class capsules along a change: `values` [T], poses [T, N, r, c], activations [T, N], whether the class won."""
+    """Class capsules along a change: `values` [T], poses [T, N, r, c], class scores [T, N], whether the class won."""
 
     values: Reals
     poses: Array
-    activations: Array
+    scores: Array
     won: npt.NDArray[np.bool_]
 
 
@@ -50,7 +50,7 @@ class Equivariance(NamedTuple):
     moved: how far poses move from that at the reference value, as a share of their length; 0 is invariance.
     carried: share of that movement that one matrix R a step explains, P_t = P_0 R_t, the same for all images.
     readout: share of the change's variance that a linear map reads off the pose.
-    steady: how little activations move, 1 - their deviation along the path.
+    steady: how little class scores move, 1 - their deviation along the path.
     won: share of steps at which the class is still the most active.
     """
 
@@ -91,7 +91,8 @@ def walk(subject: Subject, by: str, image: int = 0, count: int = 60, steps: int 
     else:
         raise DataError(f"by={by!r} is no change; choose one of {', '.join((*MAPS, *VIEWPOINTS))}")
     targets = np.full(frames.shape[1], label)
-    return Walk(frames[:, 0], follow(net, frames, values, targets, reference), reference, period, label)
+    path = follow(net, frames, values, targets, reference=reference, score=subject.scores)
+    return Walk(frames[:, 0], path, reference, period, label)
 
 
 def affine(
@@ -168,7 +169,13 @@ def viewpoints(
 
 @torch.no_grad()
 def follow(
-    net: CapsNet, frames: Tensor, values: npt.ArrayLike, target: npt.ArrayLike | None = None, reference: int = 0
+    net: CapsNet,
+    frames: Tensor,
+    values: npt.ArrayLike,
+    target: npt.ArrayLike | None = None,
+    *,
+    reference: int = 0,
+    score: Score = softmax,
 ) -> Path:
     """The capsule of `target` [N] (the class that wins in the `reference` frame) through frames [T, N, C, H, W]."""
     steps, count = frames.shape[:2]
@@ -176,15 +183,16 @@ def follow(
     net.eval()
     parts = [net(part) for part in frames.flatten(0, 1).split(256)]
     net.train(was_training)
-    activations = torch.cat([caps.activations for caps in parts]).unflatten(0, (steps, count)).numpy()
+    logits = torch.cat([caps.logits for caps in parts]).unflatten(0, (steps, count))
     poses = torch.cat([caps.poses for caps in parts]).unflatten(0, (steps, count)).numpy()
-    chosen = activations[reference].argmax(1) if target is None else np.asarray(target, dtype=np.int64)
+    won = logits.argmax(2).numpy()
+    chosen = won[reference] if target is None else np.asarray(target, dtype=np.int64)
     objects = np.arange(count)
     return Path(
         np.asarray(values, dtype=np.float64),
         poses[:, objects, chosen],
-        activations[:, objects, chosen],
-        activations.argmax(2) == chosen,
+        score(logits).numpy()[:, objects, chosen],
+        won == chosen,
     )
 
 
@@ -209,7 +217,7 @@ def measure(path: Path, *, reference: int = 0, period: float | None = None) -> E
         moved=float(np.sqrt(np.square(away).sum((2, 3)).mean()) / max(length, 1e-12)),
         carried=float(1 - left_over / max(np.square(away).sum(), 1e-12)),
         readout=float(1 - np.square(predicted - wanted[:, None]).sum() / max(spread, 1e-12)),
-        steady=float(1 - path.activations.std(0).mean()),
+        steady=float(1 - path.scores.std(0).mean()),
         won=float(path.won.mean()),
     )
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from capsroute import pretrained
+from capsroute.analysis.tracing import softmax
 from capsroute.data import DataSet, Split, Transform
 from capsroute.data.dataset import Part
 from capsroute.errors import DataError, RunError
@@ -24,7 +25,8 @@ from capsroute.training.run import Run, read_json
 class Subject:
     """A network, how its images are prepared, and its data set, where that is at hand.
 
-    `no_data` says why it is not; pictures of one's own can be looked at all the same.
+    `no_data` says why it is not; pictures of one's own can be looked at all the same. `compares` is True where training
+    compared class logits with each other (cross-entropy), so that only their softmax means something.
     """
 
     name: str
@@ -33,6 +35,15 @@ class Subject:
     classes: tuple[str, ...]
     data: DataSet | None
     no_data: str = ""
+    compares: bool = True
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Class scores between 0 and 1, as training made them mean something: probabilities or activations."""
+        return softmax(logits) if self.compares else logits.sigmoid()
+
+    @property
+    def score_name(self) -> str:
+        return "class probabilities" if self.compares else "class activations"
 
     @property
     def dataset(self) -> DataSet:
@@ -40,6 +51,11 @@ class Subject:
         if self.data is None:
             raise DataError(self.no_data)
         return self.data
+
+    @property
+    def dataset_name(self) -> str:
+        """What it was trained on, nothing where that is not at hand."""
+        return "" if self.data is None else self.data.name
 
     def split(self, part: Part = "test") -> Split:
         """The part of the data set of that name."""
@@ -77,7 +93,7 @@ def open_subject(name: str | Path, data_dir: Path | str | None = None, *, need_d
         no_data = str(error)
         transform = Transform(**config.data.transform)
     classes = tuple(map(str, range(net.classes))) if dataset is None else dataset.classes
-    return Subject(Path(name).name, net, transform, classes, dataset, no_data)
+    return Subject(Path(name).name, net, transform, classes, dataset, no_data, config.loss.name == "cross_entropy")
 
 
 def _training_config(run: Run, folder: Path) -> Config:

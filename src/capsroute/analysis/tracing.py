@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from capsroute.routing.algorithm import Inputs
 from capsroute.votes import votes
 
 Array = npt.NDArray[np.float32]
+Score = Callable[[Tensor], Tensor]  # class logits [..., K] to scores between 0 and 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +38,13 @@ class LayerTrace:
     out_space: tuple[int, ...]
     couplings: Array  # [T, B, P, I, J]
     shares: Array  # [T, B, P, I, J]
-    activations: Array  # [T, B, P, J], of the outputs
+    logits: Array  # [T, B, P, J], of the outputs
     poses: Array  # [T, B, P, J, r, c]
+
+    @property
+    def activations(self) -> Array:
+        """Of the outputs [T, B, P, J]. What wins is better read off the logits: activations may all round to one."""
+        return (1 / (1 + np.exp(-np.clip(self.logits, -80, 80)))).astype(np.float32)
 
     @property
     def entropy(self) -> Array:
@@ -57,6 +64,11 @@ class LayerTrace:
         for row, values in zip(total, edges, strict=True):
             np.add.at(row, self.index[inside], values[inside])
         return total.reshape(len(edges), *self.space, self.types).astype(np.float32)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Class scores of a network that was trained by cross-entropy, where logits mean something only by comparison."""
+    return logits.softmax(-1)
 
 
 def capsule_network(net: Any) -> CapsNet:
@@ -98,7 +110,7 @@ def _trace_layer(layer: CapsuleLayer, caps: Capsules) -> tuple[LayerTrace, Capsu
         out_space=out,
         couplings=_stack([state.coupling for state in states]),
         shares=_stack(shares),
-        activations=_stack([state.activations for state in states]),
+        logits=_stack([state.logits for state in states]),
         poses=_stack(outputs),
     )
     return traced, formed

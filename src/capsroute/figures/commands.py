@@ -241,7 +241,7 @@ def credit(run: RunName, output: Output = None, image: ImageNumber = 0, data: Da
     images = subject.images([image, *(int(n) for n in others if n != image)])
     given = give(net, images)
     shares = [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4]
-    credited, by_chance = hiding(net, images, given, shares)
+    credited, by_chance = hiding(net, images, given, shares, score=subject.scores)
     title = _verdict(subject, image, int(given.target[0]))
     _save(draw_credit(images[0].numpy(), given, shares, credited, by_chance, title, len(images)), path)
 

@@ -97,7 +97,7 @@ def draw_credit(
             axes.plot(per_cent, values.mean(1), color=colour, label=name)
             axes.plot(per_cent, values[:, 0], color=colour, ls=":", lw=0.9)
         axes.plot([], [], ":", color=style.GREY, label="this image")
-        axes.set(xlabel="hidden pixels (%)", ylabel="class probability", ylim=(0, 1.02))
+        axes.set(xlabel="hidden pixels (%)", ylabel="class score", ylim=(0, 1.02))
         axes.set_title(f"mean of {count} images")
         axes.legend()
     return made
@@ -113,7 +113,7 @@ def overlay(axes: Any, image: npt.NDArray[Any], pixels: npt.NDArray[Any]) -> Non
 def draw_poses(
     frames: npt.NDArray[Any], path: Path, measured: Equivariance, name: str, unit: str, periodic: bool, title: str
 ) -> Figure:
-    """Frames of one object; its pose's way through pose space beside those of others; activations; the measures.
+    """Frames of one object; its pose's way through pose space beside those of others; class scores; the measures.
 
     `frames` [T, C, H, W] are of the first object of the path.
     """
@@ -128,9 +128,9 @@ def draw_poses(
             axes.set_xlabel(f"{path.values[step]:g}{unit}", fontsize=7)
         ways, active, text = bottom.subplots(1, 3, width_ratios=[1.3, 1.1, 0.9])
         _ways(ways, path, cmap, name, unit, bottom)
-        mean, spread = path.activations.mean(1), path.activations.std(1)
+        mean, spread = path.scores.mean(1), path.scores.std(1)
         active.fill_between(path.values, mean - spread, mean + spread, color=style.SKY, alpha=0.3, lw=0)
-        active.plot(path.values, mean, color=style.BLUE, label="activation")
+        active.plot(path.values, mean, color=style.BLUE, label="class score")
         active.plot(path.values, path.won.mean(1), "--", color=style.VERMILION, label="share won")
         active.set(xlabel=f"{name} ({unit})" if unit else name, ylim=(0, 1.03), title="presence: should stay")
         active.legend(loc="lower center")
@@ -140,7 +140,7 @@ def draw_poses(
             ("pose moves by", f"{100 * measured.moved:.0f} % of its length"),
             ("one matrix a step explains", f"{100 * measured.carried:.0f} % of the movement"),
             (f"{name} read off the pose", f"$R^2$ = {measured.readout:.2f}"),
-            ("activation stays", f"to within {1 - measured.steady:.3f}"),
+            ("class score stays", f"to within {1 - measured.steady:.3f}"),
             ("class still wins at", f"{100 * measured.won:.0f} % of steps"),
         )
         for row, (what, value) in enumerate(lines):
