@@ -137,7 +137,7 @@ def test_a_linear_kernel_lowers_the_objective_at_every_step():
 def test_a_flat_coupling_starts_undecided():
     """beta_3 is set from the layer's size: without it, logits would start near the log of the number of inputs."""
     shape = LayerShape(inputs=256, outputs=5, pose=(4, 4))
-    for calibrate, low, high in ((True, -1.5, 1.5), (False, 4.0, 10.0)):
+    for calibrate, low, high in ((True, -6.0, 6.0), (False, 20.0, 40.0)):
         routing = similarity(calibrate=calibrate)(shape)
         votes = torch.randn(1, 1, 256, 5, 16) / 2
         inputs = Inputs(torch.zeros(1, 1, 256), torch.ones(1, 256, dtype=torch.bool))

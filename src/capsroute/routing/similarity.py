@@ -105,8 +105,8 @@ def similarity(
     components: int = 4,
     per_channel: bool = False,
     iterations: int = 3,
-    lambdas: tuple[float, float] = (0.25, 0.25),
-    betas: tuple[float, float] = (4.0, 1.0),
+    lambdas: tuple[float, float] = (1.0, 1.0),
+    betas: tuple[float, float] = (40.0, 1.0),
     calibrate: bool = True,
 ) -> RoutingFactory:
     """The similarity learning routing.
@@ -116,8 +116,8 @@ def similarity(
         components: Q, the components of a mixture kernel.
         per_channel: kernel parameters for each output type of its own (the paper's future work).
         iterations: the couplings are updated this often.
-        lambdas: where λ₁ and λ₂ start; learned, one for each output type.
-        betas: where β₁ and β₂ start; learned likewise.
+        lambdas: where λ₁ and λ₂ start; learned, one for each output type. Large ones start near flat couplings.
+        betas: where β₁ and β₂ start; learned likewise. Kernels of votes differ by a tenth or so, hence a large β₁.
         calibrate: start β₃ so that a flat coupling gives a logit near 0; else at 0.
     """
     return partial(
