@@ -18,7 +18,7 @@ class Field(NamedTuple):
     Inputs are numbered space first, types last, as they lie in memory; so are the window's taps within `I`.
     """
 
-    index: Int[Tensor, "P I"]
+    index: Int[Tensor, "P I"]  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a Field
     mask: Bool[Tensor, "P I"]
     num_inputs: int
 
@@ -29,7 +29,7 @@ class Field(NamedTuple):
     def gather(self, values: Float[Tensor, "B N *any"]) -> Float[Tensor, "B P I *any"]:
         """Each position's inputs. What stands at padding is arbitrary but finite: no coupling ever weighs it."""
         flat = self.index.clamp(min=0).flatten().long()
-        return values.index_select(1, flat).unflatten(1, self.index.shape)
+        return values.index_select(1, flat).reshape(len(values), *self.index.shape, *values.shape[2:])
 
     def logsumexp_over_parents(self, scores: Float[Tensor, "B P I J"]) -> Float[Tensor, "B P I 1"]:
         """For each edge, log sum exp of the scores from its child to *all* parents of that child, in every position."""
@@ -40,7 +40,7 @@ class Field(NamedTuple):
         total = torch.zeros_like(peak).scatter_add(1, slot, torch.exp(over_types - peak.gather(1, slot)))
         # a child without parents has an empty sum, which no edge reads
         result = peak + torch.where(total > 0, total, 1.0).log()
-        return result.gather(1, slot).unflatten(1, self.index.shape).unsqueeze(-1)
+        return result.gather(1, slot).reshape(len(scores), *self.index.shape, 1)
 
 
 def per_axis(value: int | Sequence[int], dimensions: int, name: str, least: int) -> tuple[int, ...]:

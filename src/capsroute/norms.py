@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce  # type: ignore[attr-defined]  # not in its module's __all__
+from torch.distributed.nn.functional import all_reduce
 
 from capsroute.capsules import Capsules
 
@@ -20,8 +20,8 @@ def mean_over_batch(total: Float[Tensor, "k C"], count: int) -> Float[Tensor, "k
     if not _several_ranks():
         return total / max(count, 1)
     counted = torch.cat([total, total.new_full((1, total.shape[1]), count)])
-    counted = all_reduce(counted)
-    return counted[:-1] / counted[-1].clamp_min(1)
+    summed: Tensor = all_reduce(counted)
+    return summed[:-1] / summed[-1].clamp_min(1)
 
 
 class PoseNorm(nn.Module):

@@ -18,7 +18,8 @@ def matrices(weight: Float[Tensor, "I J r k"], normalise: bool = True) -> Float[
     """The matrices that poses are multiplied by: W / ||W||_F as in the paper, or W itself (Hinton et al. 2018)."""
     if not normalise:
         return weight
-    return weight / torch.linalg.matrix_norm(weight, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
+    norm: Tensor = torch.linalg.matrix_norm(weight, keepdim=True)
+    return weight / norm.clamp_min(torch.finfo(weight.dtype).tiny)
 
 
 def votes(

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from capsroute.data.dataset import Split
 from capsroute.errors import DataError
+from capsroute.files import durable, sync_folder
 
 try:
     import fcntl
@@ -162,18 +163,18 @@ def _build(folder: Path, recipe: Recipe) -> None:
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     partial.mkdir()
     try:
-        with _durable(partial / "images.npy") as file:
+        with durable(partial / "images.npy") as file:
             _write_images(file, recipe, title=folder.name.rsplit("-", 1)[0])
         for name, values in recipe.columns.items():
-            with _durable(partial / f"{name}.npy") as file:
+            with durable(partial / f"{name}.npy") as file:
                 np.lib.format.write_array(file, np.asarray(values, dtype=np.int64), allow_pickle=False)
         sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-        with _durable(partial / "complete.json") as file:
+        with durable(partial / "complete.json") as file:
             file.write(json.dumps(sizes).encode())
-        _sync_folder(partial)
+        sync_folder(partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -196,23 +197,6 @@ def _write_images(file: IO[bytes], recipe: Recipe, title: str) -> None:
             progress.update(task, completed=written)
     if written != recipe.shape[0]:
         raise DataError(f"{title}: {written} images came where {recipe.shape[0]} were announced; check the files")
-
-
-@contextmanager
-def _durable(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 
 from capsroute.routing.algorithm import (
     Activation,
@@ -22,7 +23,7 @@ from capsroute.routing.entropy import entropy
 from capsroute.routing.similarity import similarity
 from capsroute.routing.uniform import uniform
 
-ROUTINGS = {
+ROUTINGS: dict[str, Callable[..., RoutingFactory]] = {
     "similarity": similarity,
     "connectionist": connectionist,
     "em": em,
@@ -60,7 +61,7 @@ def by_name(name: str, **options: object) -> RoutingFactory:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"unknown routing {name!r}: {hint}the names are {', '.join(ROUTINGS)}")
     try:
-        return ROUTINGS[name](**options)  # type: ignore[operator]  # each constructor checks its own options
+        return ROUTINGS[name](**options)
     except TypeError as error:
         raise ValueError(f"routing {name!r}: {error}; see help(capsroute.routing.{name})") from error
 

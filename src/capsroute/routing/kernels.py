@@ -66,7 +66,8 @@ class GaussianMixture(_Mixture):
     def forward(self, poses: Poses, votes: Votes) -> Edges:
         rate = 0.5 / self.widths().square()
         distance = squared_distance(poses, votes).unsqueeze(-1)
-        return (self.heights() * torch.exp(-rate * distance)).sum(-1)
+        values: Tensor = self.heights() * torch.exp(-rate * distance)
+        return values.sum(-1)
 
     @torch.no_grad()
     def typical(self) -> float:
@@ -81,7 +82,8 @@ class LaplaceMixture(_Mixture):
     def forward(self, poses: Poses, votes: Votes) -> Edges:
         # the square root has no slope at zero, where a vote equals the pose
         distance = torch.sqrt(squared_distance(poses, votes) + 1e-12).unsqueeze(-1)
-        return (self.heights() * torch.exp(-distance / self.widths())).sum(-1)
+        values: Tensor = self.heights() * torch.exp(-distance / self.widths())
+        return values.sum(-1)
 
     @torch.no_grad()
     def typical(self) -> float:

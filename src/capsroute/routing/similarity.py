@@ -75,7 +75,8 @@ class KernelActivation(Activation):
     def forward(self, votes: Votes, inputs: Inputs, coupling: Edges, poses: Poses, memory: Memory) -> Outputs:
         agreement = (coupling * self.kernel(poses, votes)).sum(2)
         surprise = divergence(coupling, inputs.log_activations)
-        return self.beta1() * agreement - self.beta2() * surprise + self.beta3
+        logits: Outputs = self.beta1() * agreement - self.beta2() * surprise + self.beta3
+        return logits
 
 
 def _build(

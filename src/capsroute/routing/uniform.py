@@ -5,6 +5,7 @@ c_ij = flat;   pose and activation as in `control`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from capsroute.routing.em import em
 from capsroute.routing.entropy import entropy
 from capsroute.routing.similarity import similarity
 
-CONTROLS = {
+CONTROLS: dict[str, Callable[..., RoutingFactory]] = {
     "similarity": similarity,
     "connectionist": connectionist,
     "em": em,

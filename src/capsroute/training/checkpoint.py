@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from capsroute.errors import RunError
+from capsroute.files import durable, sync_folder
 
 KEPT = 2
 _UNFINISHED = ".unfinished"
@@ -82,24 +82,14 @@ def write_atomically(path: Path, content: bytes) -> None:
     with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with unfinished.open("wb") as file:
+            with durable(unfinished) as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
             unfinished.replace(path)
         except OSError:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise
-        _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(path.parent)
 
 
 @contextmanager
