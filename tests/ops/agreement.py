@@ -16,7 +16,7 @@ from capsroute.geometry import Field
 from capsroute.layers import CapsuleLayer
 from capsroute.routing import LayerShape, RoutingFactory
 from capsroute.routing.tiling import route
-from capsroute.testing import assert_capsules_close, random_capsules, step
+from capsroute.testing import assert_capsules_close, assert_close, random_capsules, step
 
 Make = Callable[..., CapsuleLayer]
 
@@ -97,7 +97,7 @@ def _named(out: Capsules, grads: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"out poses": out.poses, "out logits": out.logits, **{f"grad {name}": g for name, g in grads.items()}}
 
 
-def assert_agrees(name: str, routing: RoutingFactory, draws: int = 3, batch: int = 3) -> None:
+def assert_agrees(name: str, routing: RoutingFactory, draws: int = 5, batch: int = 3) -> None:
     """Values and every gradient are no further from the float64 reference than four times the float32 reference is.
 
     Distances are norms over several draws: of a few numbers, one draw's reference may be exact by chance. What rounding
@@ -134,7 +134,7 @@ def assert_offset_gradients(routing: RoutingFactory) -> None:
     assert operator is not None
     fused = operator(router, poses, logits, weight, offset, index)
     plain = route(
-        router.double(),
+        copy.deepcopy(router).double(),
         poses.double(),
         logits.double(),
         weight.double(),
@@ -159,3 +159,14 @@ def assert_compiles_and_exports(routing: RoutingFactory) -> None:
     calls = [node for node in program.graph.nodes if "capsroute" in str(node.target)]
     assert len(calls) == 1
     assert_capsules_close(program.module()(caps), layer(caps), 1e-6)
+
+
+def assert_gradients_of_one_output(routing: RoutingFactory) -> None:
+    """A loss of poses alone, or of logits alone, leaves the other output without a gradient."""
+    layer, caps = layer_and_capsules("2d, stride 2, padding 1", routing)
+    plain = reference(layer)
+    for which in ("poses", "logits"):
+        actual, expected = (
+            torch.autograd.grad(getattr(made(caps), which).square().sum(), made.weight)[0] for made in (layer, plain)
+        )
+        assert_close(actual, expected, 1e-4, f"gradients of {which}")

@@ -8,6 +8,7 @@ from agreement import (
     LAYERS,
     assert_agrees,
     assert_compiles_and_exports,
+    assert_gradients_of_one_output,
     assert_offset_gradients,
     fused_step,
     layer_and_capsules,
@@ -117,6 +118,11 @@ def test_opcheck(offset):
     plain = _arguments(offset, requires_grad=False)
     poses, logits, trail = dynamic_forward(*plain)
     torch.library.opcheck(dynamic_backward, (torch.randn_like(poses), torch.randn_like(logits), trail, *plain))
+
+
+@pytest.mark.parametrize("how", ROUTINGS)
+def test_gradients_of_one_output_alone(how):
+    assert_gradients_of_one_output(ROUTINGS[how])
 
 
 @pytest.mark.parametrize("how", ROUTINGS)

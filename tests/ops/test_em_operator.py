@@ -8,6 +8,7 @@ from agreement import (
     LAYERS,
     assert_agrees,
     assert_compiles_and_exports,
+    assert_gradients_of_one_output,
     assert_offset_gradients,
     fused_step,
     layer_and_capsules,
@@ -18,7 +19,6 @@ import capsroute as cr
 from capsroute import ops, routing
 from capsroute.capsules import Capsules
 from capsroute.ops.em.op import em, em_backward, em_forward
-from capsroute.routing.em import CostActivation, GaussianAggregation, GaussianCompatibility
 from capsroute.testing import assert_capsules_close, assert_finite
 
 ROUTINGS = {
@@ -98,8 +98,8 @@ def test_a_routing_shared_by_layers_of_different_width():
 
 
 def test_inputs_competition_is_left_to_the_tiled_path():
-    plugs = (GaussianCompatibility(), CostActivation(3, 0.01, 0.95), GaussianAggregation(1e-3))
-    odd = cr.routing.Routing(*plugs, competition="inputs")
+    known = routing.em()(cr.routing.LayerShape(4, 3, (4, 4)))
+    odd = cr.routing.Routing(known.compatibility, known.activation, known.aggregation, competition="inputs")
     assert ops.find(odd, torch.float32, torch.device("cpu"), 16) is None
     assert "option" in ops.why_not(odd, torch.float32, torch.device("cpu"), 16)
 
@@ -119,6 +119,10 @@ def test_opcheck(offset):
     plain = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in _arguments(offset))
     poses, logits, trail, shares = em_forward(*plain)
     torch.library.opcheck(em_backward, (torch.randn_like(poses), torch.randn_like(logits), trail, shares, *plain))
+
+
+def test_gradients_of_one_output_alone():
+    assert_gradients_of_one_output(routing.em())
 
 
 def test_gradients_of_an_offset():

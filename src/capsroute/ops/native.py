@@ -61,6 +61,21 @@ def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
+def empty_outputs(poses: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return poses [B, P, J, r_out, c] and logits [B, P, J] to be filled."""
+    shape = (poses.shape[0], index.shape[0], weight.shape[1])
+    return poses.new_empty(*shape, weight.shape[2], poses.shape[3]), poses.new_empty(shape)
+
+
+def empty_gradients(*inputs: Tensor | None) -> list[Tensor]:
+    """Return one contiguous tensor to be filled for each input; that of an absent input is empty."""
+    absent = torch.empty(0)
+    return [
+        torch.empty_like(absent if tensor is None else tensor, memory_format=torch.contiguous_format)
+        for tensor in inputs
+    ]
+
+
 def call(function: ctypes._NamedFuncPointer, *structures: ctypes.Array[ctypes.c_int64]) -> None:
     """Call an operator's entry point; it returns 1 when the index table names an input that does not exist."""
     if function(*map(ctypes.byref, structures)):

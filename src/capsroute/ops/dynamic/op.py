@@ -87,7 +87,7 @@ def dynamic_backward(
     grads_out = native.contiguous(grad_poses, grad_logits)
     saved = native.contiguous(trail)
     factor = torch.tensor([sharpness], dtype=torch.float32)
-    grads = _empty_gradients(poses, weight, offset)
+    grads = native.empty_gradients(poses, weight, offset)
     native.call(
         native.library("dynamic").capsroute_dynamic_backward,
         native.geometry(poses, weight, index),
@@ -108,38 +108,29 @@ def _(
     offset: Tensor | None,
     *rest: Any,
 ) -> list[Tensor]:
-    return _empty_gradients(poses, weight, offset)
+    return native.empty_gradients(poses, weight, offset)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors, ctx.options = inputs[:4], inputs[4:]
     ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)  # zeros for the trail would be the largest tensor of the step
     ctx.save_for_backward(output[2], *tensors)
 
 
-def _autograd(ctx: Any, grad_poses: Tensor, grad_logits: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    poses, weight, offset = dynamic_backward(grad_poses, grad_logits, *ctx.saved_tensors, *ctx.options)
-    has_offset = ctx.saved_tensors[3] is not None
-    return poses, weight, offset if has_offset else None, None, None, None, None
+def _autograd(ctx: Any, grad_poses: Tensor | None, grad_logits: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    trail, poses, weight, offset, index = ctx.saved_tensors
+    if grad_poses is None or grad_logits is None:
+        zeros = [torch.zeros_like(out) for out in native.empty_outputs(poses, weight, index)]
+        grad_poses = zeros[0] if grad_poses is None else grad_poses
+        grad_logits = zeros[1] if grad_logits is None else grad_logits
+    grads = dynamic_backward(grad_poses, grad_logits, trail, poses, weight, offset, index, *ctx.options)
+    return grads[0], grads[1], None if offset is None else grads[2], *[None] * 4
 
 
 dynamic_forward.register_autograd(_autograd, setup_context=_setup_context)
 
 
 def _empty_outputs(poses: Tensor, weight: Tensor, index: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    batch, _, _, cols = poses.shape
-    _, outputs, rows, _ = weight.shape
-    positions = index.shape[0]
-    return (
-        poses.new_empty(batch, positions, outputs, rows, cols),
-        poses.new_empty(batch, positions, outputs),
-        poses.new_empty(batch, positions, outputs, iterations, rows * cols),
-    )
-
-
-def _empty_gradients(*inputs: Tensor | None) -> list[Tensor]:
-    absent = torch.empty(0)
-    return [
-        torch.empty_like(absent if tensor is None else tensor, memory_format=torch.contiguous_format)
-        for tensor in inputs
-    ]
+    out, logits = native.empty_outputs(poses, weight, index)
+    return out, logits, poses.new_empty(*logits.shape, iterations, weight.shape[2] * poses.shape[3])

@@ -22,15 +22,18 @@ void m_step(Shape shape, const Plan& plan, const float* votes, const float* weig
 }
 
 // The logits of the output capsules of a position, once all their moments are there: logarithms are slow to arrive, so they
-// are taken in one go, and the score of a vote gets what depends on them later.
-void logits(const Plan& plan, int64_t image, int64_t position, int64_t t, EStep& e) {
+// are taken in one go. What all scores of a capsule have in common is large; counted from the group's first, it loses less.
+void logits(const Plan& plan, int64_t image, int64_t position, bool first, int64_t t, EStep& e) {
   const Geometry& g = plan.g;
   for (int64_t j = 0; j < g.outputs; ++j) {
     const int64_t o = plan.output(image, position, j);
     const Moments m = plan.moments(o, t);
-    *m.spread = 0.5f * sum_of_logs(static_cast<int>(g.out()), m.variance);
+    const double spread = 0.5 * sum_of_logs(static_cast<int>(g.out()), m.variance);
+    *m.spread = static_cast<float>(spread);
     const float logit = plan.logit(t, j, m);
-    *m.base = kLog2E * (log_sigmoid(logit) - *m.spread);
+    const double base = (log_sigmoid(logit) - spread) / std::log(2.0);
+    if (first && j == 0) e.origin = base;
+    *m.base = static_cast<float>(base - e.origin);
     e.bases.get()[j] = *m.base;
     if (t + 1 < plan.in.steps) continue;
     std::copy_n(m.mean, g.out(), plan.out.poses + o * g.out());
@@ -57,7 +60,7 @@ void forward_group(Shape shape, Plan& plan, int64_t image, int64_t first, Window
           store(e.scores(p, j) + b * kLanes, scores.of<n>(shape.out, votes + b * shape.out * kLanes));
         });
       }
-      logits(plan, image, first + p, t, e);
+      logits(plan, image, first + p, p == 0, t, e);
       if (!last) e.close(p);
     }
     if (!last) e.normalise(windows, image, t, first);

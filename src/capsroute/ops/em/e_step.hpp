@@ -47,6 +47,7 @@ class EStep {
   }
 
   Buffer bases;
+  double origin = 0.0;  // from which the bases are counted
 
  private:
   float* row(Buffer& of, int64_t p) { return of.get() + p * plan_.g.lanes(); }

@@ -95,7 +95,7 @@ def em_backward(
     kept = native.contiguous(poses, logits, weight, offset, index, beta_use, beta_activate)
     saved = native.contiguous(grad_poses, grad_logits, trail, shares)
     constants = torch.tensor([min_variance, *scales], dtype=torch.float32)
-    grads = _empty_gradients(poses, logits, weight, offset, beta_use, beta_activate)
+    grads = native.empty_gradients(poses, logits, weight, offset, beta_use, beta_activate)
     native.call(
         native.library("em").capsroute_em_backward,
         native.geometry(poses, weight, index),
@@ -121,43 +121,39 @@ def _(
     beta_activate: Tensor,
     *rest: Any,
 ) -> list[Tensor]:
-    return _empty_gradients(poses, logits, weight, offset, beta_use, beta_activate)
+    return native.empty_gradients(poses, logits, weight, offset, beta_use, beta_activate)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors, ctx.options = inputs[:7], inputs[7:]
     ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # zeros for the trail would be the largest tensor of the step
     ctx.save_for_backward(*output[2:], *tensors)
 
 
-def _autograd(ctx: Any, grad_poses: Tensor, grad_logits: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    grads = em_backward(grad_poses, grad_logits, *ctx.saved_tensors, *ctx.options)
-    poses, logits, weight, offset, beta_use, beta_activate = grads
-    has_offset = ctx.saved_tensors[5] is not None
-    return poses, logits, weight, offset if has_offset else None, None, beta_use, beta_activate, None, None, None
+def _autograd(ctx: Any, grad_poses: Tensor | None, grad_logits: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    trail, shares, *inputs = ctx.saved_tensors
+    poses, _, weight, offset, index, *_ = inputs
+    if grad_poses is None or grad_logits is None:
+        zeros = [torch.zeros_like(out) for out in native.empty_outputs(poses, weight, index)]
+        grad_poses = zeros[0] if grad_poses is None else grad_poses
+        grad_logits = zeros[1] if grad_logits is None else grad_logits
+    grads = em_backward(grad_poses, grad_logits, trail, shares, *inputs, *ctx.options)
+    of_poses, of_logits, of_weight, of_offset, of_use, of_activate = grads
+    return of_poses, of_logits, of_weight, None if offset is None else of_offset, None, of_use, of_activate, *[None] * 3
 
 
 em_forward.register_autograd(_autograd, setup_context=_setup_context)
 
 
 def _empty_outputs(poses: Tensor, weight: Tensor, index: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, _, _, cols = poses.shape
-    window, outputs, rows, _ = weight.shape
-    positions = index.shape[0]
+    out, logits = native.empty_outputs(poses, weight, index)
     return (
-        poses.new_empty(batch, positions, outputs, rows, cols),
-        poses.new_empty(batch, positions, outputs),
-        poses.new_empty(batch, positions, outputs, steps, 2 * rows * cols + 3),
-        poses.new_empty(batch, steps - 1, positions, 2, window),
+        out,
+        logits,
+        poses.new_empty(*logits.shape, steps, 2 * weight.shape[2] * poses.shape[3] + 3),
+        poses.new_empty(poses.shape[0], steps - 1, index.shape[0], 2, weight.shape[0]),
     )
-
-
-def _empty_gradients(*inputs: Tensor | None) -> list[Tensor]:
-    absent = torch.empty(0)
-    return [
-        torch.empty_like(absent if tensor is None else tensor, memory_format=torch.contiguous_format)
-        for tensor in inputs
-    ]
 
 
 def _check(
@@ -176,6 +172,4 @@ def _check(
         if tensor.shape != (outputs,) or tensor.dtype != torch.float32:
             raise ValueError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}; expected {(outputs,)} torch.float32")
     if not scales:
-        raise ValueError(
-            "scales is empty; pass the inverse temperature of each M-step, of at least one"
-        )
+        raise ValueError("scales is empty; pass the inverse temperature of each M-step, of at least one")

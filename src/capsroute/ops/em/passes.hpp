@@ -88,35 +88,38 @@ CAPSROUTE_INLINE void weighted_gaps(int size, int blocks, const float* weights, 
   });
 }
 
-// term(d, total) over all d, which adds to total; in two sums, since one would wait for itself.
+// term(d, total) over all d, which adds to total; in two sums, since one would wait for itself, and by sixteens, since the
+// longer a sum the more it loses.
 template <int N, class Term>
 CAPSROUTE_INLINE Pack<N> add_up(int size, Term term) {
-  Pack<N> even = zeros<N>(), odd = zeros<N>();
-  int d = 0;
-  for (; d + 2 <= size; d += 2) {
-    even = term(d, even);
-    odd = term(d + 1, odd);
+  Pack<N> total = zeros<N>();
+  for (int start = 0; start < size; start += 16) {
+    Pack<N> even = zeros<N>(), odd = zeros<N>();
+    const int end = start + 16 < size ? start + 16 : size;
+    int d = start;
+    for (; d + 2 <= end; d += 2) {
+      even = term(d, even);
+      odd = term(d + 1, odd);
+    }
+    if (d < end) even = term(d, even);
+    total = total + (even + odd);
   }
-  if (d < size) even = term(d, even);
-  return even + odd;
+  return total;
 }
 
 // The sum of the logarithms of positive numbers. Eight floats multiplied do not leave the range of a double.
-inline float sum_of_logs(int size, const float* x) {
+inline double sum_of_logs(int size, const float* x) {
   double total = 0.0;
   for (int d = 0; d < size; d += 8) {
     double product = 1.0;
     for (int k = d; k < std::min(d + 8, size); ++k) product *= x[k];
     total += std::log(product);
   }
-  return static_cast<float>(total);
+  return total;
 }
 
 inline float sigmoid(float x) { return x < 0.0f ? std::exp(x) / (1.0f + std::exp(x)) : 1.0f / (1.0f + std::exp(-x)); }
-// In double, since log1pf takes longer than log.
-inline float log_sigmoid(float x) {
-  return static_cast<float>(std::min(x, 0.0f) - std::log(1.0 + std::exp(-std::abs(static_cast<double>(x)))));
-}
+inline double log_sigmoid(double x) { return std::min(x, 0.0) - std::log(1.0 + std::exp(-std::abs(x))); }
 
 // The E-step's scores in base 2, without their base: -sum over d of precision[d] (v - mean)[d]^2.
 struct Scores {
