@@ -13,6 +13,8 @@ import typer
 
 from capsroute.data.commands import app as data_app
 from capsroute.errors import CapsrouteError
+from capsroute.explore.commands import explore
+from capsroute.figures.commands import app as figure_app
 
 app = typer.Typer(
     name="capsroute",
@@ -22,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(figure_app, name="figure")
+app.command()(explore)
 
 DataDir = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets lie.")]
 Threads = Annotated[int | None, typer.Option(help="Threads for torch; all cores unless told.")]
