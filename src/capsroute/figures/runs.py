@@ -26,19 +26,31 @@ def draw_samples(
     labels = split.labels if split.labels.ndim == 1 else split.labels[:, 0]
     rows = list(range(len(dataset.classes))) if classes is None else list(classes)
     random = np.random.default_rng(seed)
+    side = split.images.shape[2]
+    step = side + max(1, side // 16)
+    sheet = np.full((step * len(rows), step * columns, 3), 255, dtype=np.uint8)
+    for number, label in enumerate(rows):
+        members = np.flatnonzero(labels == label)
+        for column, index in enumerate(random.choice(members, min(columns, len(members)), replace=False)):
+            top, left = number * step, column * step
+            sheet[top : top + side, left : left + side] = _pixels(split.images[int(index)])
     with style.styled():
-        side = style.COLUMN / (columns + 1.6)
-        made = style.blank(style.COLUMN, (side + 0.02) * len(rows) + 0.1, gap=0.01)
-        grid = made.subplots(len(rows), columns, squeeze=False)
-        for label, axes_row in zip(rows, grid, strict=True):
-            members = np.flatnonzero(labels == label)
-            chosen = random.choice(members, min(columns, len(members)), replace=False)
-            for axes in axes_row:
-                style.bare(axes, frame=False)
-            for axes, index in zip(axes_row, chosen, strict=False):
-                style.show_image(axes, split.images[int(index)])
-            axes_row[0].set_ylabel(dataset.classes[label], rotation=0, ha="right", va="center")
+        made = style.blank(style.COLUMN, style.COLUMN * (len(rows) + 0.1) / (columns + 0.2 * _longest(dataset.classes)))
+        axes = made.subplots()
+        axes.imshow(sheet[: step * len(rows) - step + side, : step * columns - step + side])
+        style.bare(axes, frame=False)
+        axes.set_yticks([step * n + side / 2 for n in range(len(rows))], [dataset.classes[label] for label in rows])
+        axes.tick_params(length=0)
     return made
+
+
+def _pixels(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An image [C, H, W] as [H, W, 1 or 3]."""
+    return np.moveaxis(image, 0, -1) if len(image) == 3 else image[0][..., None]
+
+
+def _longest(names: Sequence[str]) -> int:
+    return max(map(len, names))
 
 
 def draw_curves(runs: Mapping[str, Sequence[Entry]]) -> Figure:
