@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["find", "register", "status", "why_not"]
 
 # Packages of operators: importing one registers what it serves.
-_PACKAGES = ("similarity", "em", "dynamic")
+_PACKAGES = ("similarity", "em", "dynamic", "connectionist")
 _MAX_POSE = 64
 
 

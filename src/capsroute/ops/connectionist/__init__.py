@@ -40,6 +40,4 @@ def _accepts(routing: Routing) -> bool:
     return routing.competition == "inputs" and routing.updates > 0
 
 
-ops.register(
-    (LSTMCompatibility, WeightedMean, LSTMActivation), _operator, name="connectionist", accepts=_accepts
-)
+ops.register((LSTMCompatibility, WeightedMean, LSTMActivation), _operator, name="connectionist", accepts=_accepts)

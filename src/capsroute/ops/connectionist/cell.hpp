@@ -21,45 +21,55 @@ struct StateRows {
   int count() const { return 2 + padded(units); }
 };
 
-// The functions below work on several vectors in step: one alone would wait for the results of its own operations.
-
-template <int N, class Function>
-CAPSROUTE_INLINE Pack<N> each(const Pack<N>& x, Function function) {
-  Pack<N> r;
-  for (int n = 0; n < N; ++n) r[n] = function(x[n]);
-  return r;
-}
 template <int N>
 CAPSROUTE_INLINE Pack<N> quotient(const Pack<N>& a, const Pack<N>& b) {
   Pack<N> r;
   for (int n = 0; n < N; ++n) r[n] = a[n] / b[n];
   return r;
 }
+template <int N>
+CAPSROUTE_INLINE Pack<N> bounded(Pack<N> x) {
+  for (int n = 0; n < N; ++n) x[n] = at_most(kExponentBound, at_least(-kExponentBound, x[n]));
+  return x;
+}
 
-// 2^x = power (1 + fraction), |fraction| < 0.5 to a few units in its last place; |x| up to kExponentBound, NaN stays.
+// 2^x = power (1 + fraction), |fraction| < 0.5 to a few units in its last place; x from -126 to 127.
 template <int N>
 struct Exponential {
   Pack<N> power, fraction;
 };
+constexpr float kRound = 12582912.0f;  // adding it leaves a whole number in the low bits
 template <int N>
-CAPSROUTE_INLINE Exponential<N> exponential(Pack<N> x) {
-  constexpr float kRound = 12582912.0f;
-  x = each(x, [](Vec v) { return at_most(kExponentBound, at_least(-kExponentBound, v)); });
-  const Pack<N> shifted = x + kRound;
-  const Pack<N> f = x - (shifted - kRound);
+CAPSROUTE_INLINE Exponential<N> exponential(const Pack<N>& shifted, const Pack<N>& f) {
   Pack<N> p = f * 0.00015403512225020677f + 0.0013390735257416964f;
   p = p * f + 0.009618237614631653f;
   p = p * f + 0.05550357326865196f;
   p = p * f + 0.24022649228572845f;
   p = p * f + 0.6931471824645996f;
-  const auto power = [](Vec v) { return reinterpret_cast<Vec>((reinterpret_cast<IntVec>(v) << 23) + 0x3f800000); };
-  return {each(shifted, power), p * f};
+  Pack<N> power;
+  for (int n = 0; n < N; ++n)
+    power[n] = reinterpret_cast<Vec>((reinterpret_cast<IntVec>(shifted[n]) << 23) + 0x3f800000);
+  return {power, p * f};
+}
+template <int N>
+CAPSROUTE_INLINE Exponential<N> exponential(const Pack<N>& x) {
+  const Pack<N> shifted = x + kRound;
+  return exponential(shifted, x - (shifted - kRound));
+}
+
+// e^x for x <= 0, to a few units in the last place also where x is large: x log2(e) is never rounded as a whole.
+CAPSROUTE_INLINE Vec exact_exp(Vec x) {
+  constexpr float kLog2ELow = 1.925963033500e-8f;  // what kLog2E lacks
+  x = at_least(-87.0f, x);
+  const Vec shifted = x * kLog2E + kRound, f = (x * kLog2E - (shifted - kRound)) + x * kLog2ELow;
+  const Exponential<1> e = exponential(Pack<1>{shifted}, Pack<1>{f});
+  return e.power[0] * e.fraction[0] + e.power[0];
 }
 
 // sigmoid = 1 / below; tanh = above / below. Quotients wait until several of them share one division.
 template <int N>
 CAPSROUTE_INLINE Pack<N> sigmoid_below(const Pack<N>& exponent) {
-  const Exponential<N> e = exponential(exponent);
+  const Exponential<N> e = exponential(bounded(exponent));
   return e.power * e.fraction + (e.power + 1.0f);
 }
 template <int N>
@@ -68,75 +78,77 @@ struct Ratio {
 };
 template <int N>
 CAPSROUTE_INLINE Ratio<N> tanh_ratio(const Pack<N>& exponent) {
-  const Exponential<N> e = exponential(exponent);
-  const Pack<N> less_one = e.power * e.fraction + (e.power - 1.0f);  // exact where the tangent is small
-  return {zeros<N>() - less_one, less_one + 2.0f};
+  const Exponential<N> e = exponential(bounded(exponent));
+  const Pack<N> above = e.power * e.fraction + (e.power - 1.0f);  // exact also where tanh is small
+  return {zeros<N>() - above, above + 2.0f};
 }
 
-// What one unit is after an iteration; `exponents` in the order of the gates.
-template <int N>
-struct Unit {
-  Pack<N> cell, hidden;
-};
+// The cell state after an update, from the exponents of the input, forget and candidate gates. What the unit then shows is
+// a function of its own: with both in one loop, a processor would see too few independent operations ahead.
 template <bool kFirst, int N>
-CAPSROUTE_INLINE Unit<N> advance(const Tile<N>& exponents, Pack<N> cell) {
+CAPSROUTE_INLINE Pack<N> next_cell(const Tile<N>& exponents, const Pack<N>& cell) {
   const Ratio<N> candidate = tanh_ratio(exponents[2]);
   const Pack<N> added = sigmoid_below(exponents[0]) * candidate.below;
-  if constexpr (kFirst) {
-    cell = quotient(candidate.above, added);
-  } else {
-    const Pack<N> forget = sigmoid_below(exponents[1]);
-    cell = quotient(cell * added + candidate.above * forget, added * forget);
-  }
+  if constexpr (kFirst) return quotient(candidate.above, added);
+  const Pack<N> forget = sigmoid_below(exponents[1]);
+  return quotient(cell * added + candidate.above * forget, added * forget);
+}
+template <int N>
+CAPSROUTE_INLINE Pack<N> next_hidden(const Pack<N>& exponent, const Pack<N>& cell) {
   const Ratio<N> squashed = tanh_ratio(cell * kTanhScale);
-  return {cell, quotient(squashed.above, sigmoid_below(exponents[3]) * squashed.below)};
+  return quotient(squashed.above, sigmoid_below(exponent) * squashed.below);
 }
 
-// The same with all that the backward pass reads.
-template <int N>
-struct KeptUnit {
-  Tile<N> gates;
-  Pack<N> cell, squashed;
-};
+// The same, replacing exponents by the gates themselves, which the backward pass reads.
 template <bool kFirst, int N>
-CAPSROUTE_INLINE KeptUnit<N> advance_and_keep(const Tile<N>& exponents, const Pack<N>& cell) {
-  const Pack<N> one = zeros<N>() + 1.0f;
-  const Ratio<N> candidate = tanh_ratio(exponents[2]);
-  const Pack<N> in = sigmoid_below(exponents[0]), added = in * candidate.below;
-  KeptUnit<N> u;
-  if constexpr (kFirst) {
-    const Pack<N> inverse = quotient(one, added);
-    u.gates[0] = candidate.below * inverse;
-    u.gates[1] = zeros<N>();
-    u.gates[2] = candidate.above * (in * inverse);
-    u.cell = u.gates[0] * u.gates[2];
-  } else {
-    const Pack<N> forget = sigmoid_below(exponents[1]);
-    const Pack<N> inverse = quotient(one, added * forget), shared = forget * inverse;
-    u.gates[0] = candidate.below * shared;
-    u.gates[1] = added * inverse;
-    u.gates[2] = candidate.above * (in * shared);
-    u.cell = u.gates[1] * cell + u.gates[0] * u.gates[2];
-  }
-  const Ratio<N> squashed = tanh_ratio(u.cell * kTanhScale);
-  const Pack<N> out = sigmoid_below(exponents[3]), inverse = quotient(one, out * squashed.below);
-  u.gates[3] = squashed.below * inverse;
-  u.squashed = squashed.above * (out * inverse);
-  return u;
+CAPSROUTE_INLINE Pack<N> next_cell_and_gates(Tile<N>& gates, const Pack<N>& cell) {
+  const Ratio<N> candidate = tanh_ratio(gates[2]);
+  const Pack<N> in = sigmoid_below(gates[0]), forget = kFirst ? zeros<N>() + 1.0f : sigmoid_below(gates[1]);
+  const Pack<N> added = in * candidate.below, inverse = quotient(zeros<N>() + 1.0f, added * forget);
+  const Pack<N> without_forget = forget * inverse;
+  gates[0] = candidate.below * without_forget;
+  gates[1] = kFirst ? zeros<N>() : added * inverse;
+  gates[2] = candidate.above * (in * without_forget);
+  return gates[1] * cell + gates[0] * gates[2];
+}
+template <int N>
+CAPSROUTE_INLINE Pack<N> squash_and_open(Pack<N>& gate, const Pack<N>& cell) {
+  const Ratio<N> squashed = tanh_ratio(cell * kTanhScale);
+  const Pack<N> open = sigmoid_below(gate), inverse = quotient(zeros<N>() + 1.0f, open * squashed.below);
+  gate = squashed.below * inverse;
+  return squashed.above * (open * inverse);
+}
+
+// The gradients of one unit's gates before their nonlinearity, from those of its hidden and cell state; that of the cell
+// state becomes that of the one `before`, which the update began with. `squashed` is tanh of the cell state after it.
+template <bool kFirst, int N>
+CAPSROUTE_INLINE void gates_backward(Tile<N>& gates, const Pack<N>& squashed, const Pack<N>& before,
+                                     const Pack<N>& grad_hidden, Pack<N>& grad_cell) {
+  const Pack<N> in = gates[0], forget = gates[1], candidate = gates[2], open = gates[3];
+  const Pack<N> shown = grad_hidden * open, grad = grad_cell + (shown - shown * squashed * squashed);
+  const Pack<N> added = grad * in;
+  gates[0] = added * candidate * (zeros<N>() + 1.0f - in);
+  gates[1] = kFirst ? zeros<N>() : grad * before * (forget - forget * forget);
+  gates[2] = added - added * candidate * candidate;
+  gates[3] = shown * squashed * (zeros<N>() + 1.0f - open);
+  grad_cell = grad * forget;
 }
 
 // The matrices of the cell, repacked once per call. `raw` ones are as given, the others carry the exponents' factors.
 struct Cell {
   int units, pose;
   StateRows rows;
-  const float* weight_ih;            // as given, [4U, 2D + 2]
   Panel vote, state;                 // [4U][D], and [4U][1 + U]: the column of the coupling, then the hidden state's
   Panel from_vote, from_hidden;      // raw and transposed: [D][4U], [U][4U]
-  float* mean;                       // [D][4U]
+  float *mean, *raw_mean;            // [D][4U], [4U][D]
   float *bias, *active, *coupling;   // [4U]
   float *raw_active, *raw_coupling;  // [4U]
 
   int gates() const { return 4 * units; }
+  // Rows of numbers that are no votes are padded to whole vectors.
+  int gate_row() const { return whole_vectors(gates()); }
+  int pose_row() const { return whole_vectors(pose); }
+  static int whole_vectors(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
   // Vectors between blocks of gates: were it a power of two, blocks would fall into the same few cache sets.
   int gate_stride() const { return gates() + 2; }
   // Where the matrices as given have gate m % 4 of unit m / 4, and where the parts of the cell's input start in them.
@@ -147,7 +159,7 @@ struct Cell {
   int active_column() const { return 2 * pose + 1; }
 
   Cell(const float* weight_ih, const float* weight_hh, const float* given_bias, int units, int pose, Pool& pool)
-      : units(units), pose(pose), rows{units}, weight_ih(weight_ih), mean(pool.take(4 * units * pose)) {
+      : units(units), pose(pose), rows{units} {
     const auto scale = [](int m) { return m % 4 == 2 ? kTanhScale : kSigmoidScale; };
     const auto ih = [&](int m, int k) { return weight_ih[given_row(m) * given_width() + k]; };
     const auto hh = [&](int m, int k) { return weight_hh[given_row(m) * units + k]; };
@@ -156,21 +168,45 @@ struct Cell {
     state = Panel(gates(), 1 + units, pool, state_entry);
     from_vote = Panel(pose, gates(), pool, [&](int k, int m) { return ih(m, vote_column() + k); });
     from_hidden = Panel(units, gates(), pool, [&](int k, int m) { return hh(m, k); });
-    for (float** row : {&bias, &active, &coupling, &raw_active, &raw_coupling}) *row = pool.take(gates());
+    for (float** row : {&bias, &active, &coupling, &raw_active, &raw_coupling}) *row = pool.take(gate_row());
+    mean = pool.take(pose * gate_row());
+    raw_mean = pool.take(gates() * pose_row());
     for (int m = 0; m < gates(); ++m) {
       bias[m] = scale(m) * given_bias[given_row(m)];
       active[m] = scale(m) * (raw_active[m] = ih(m, active_column()));
       coupling[m] = scale(m) * (raw_coupling[m] = ih(m, coupling_column()));
-      for (int k = 0; k < pose; ++k) mean[k * gates() + m] = scale(m) * ih(m, k);
+      for (int k = 0; k < pose; ++k)
+        mean[k * gate_row() + m] = scale(m) * (raw_mean[m * pose_row() + k] = ih(m, k));
     }
   }
 
   // What all votes for one output capsule share: bias + W_mu mu, and before the first update the flat coupling's column.
   void share(const float* mu, float flat, float* out) const {
-    const int count = gates();
-    for (int m = 0; m < count; ++m) out[m] = bias[m] + flat * coupling[m];
-    for (int k = 0; k < pose; ++k)
-      for (int m = 0; m < count; ++m) out[m] += mu[k] * mean[k * count + m];
+    for (int m = 0; m < gate_row(); m += kLanes) {
+      Vec total = load(bias + m) + load(coupling + m) * flat;
+      for (int k = 0; k < pose; ++k) total += load(mean + k * gate_row() + m) * mu[k];
+      store(out + m, total);
+    }
+  }
+
+  // From the gates' gradients, summed over the votes of one output capsule, to the gradient of its mean, and to what they
+  // add to that of W_mu (`sums`, laid out as raw_mean). All rows are padded to whole vectors.
+  void share_backward(const float* totals, const float* mu, float* grad_mu, float* sums) const {
+    for (int k = 0; k < pose_row(); k += kLanes) {
+      const Vec x = load(mu + k);
+      Vec grad[4] = {};
+      for (int m = 0; m < gates(); ++m) {
+        const int64_t at = m * pose_row() + k;
+        grad[m % 4] += load(raw_mean + at) * totals[m];
+        store(sums + at, load(sums + at) + x * totals[m]);
+      }
+      store(grad_mu + k, (grad[0] + grad[1]) + (grad[2] + grad[3]));
+    }
+  }
+
+  void write_coupling(int blocks, const float* from, float* states) const {
+    for (int b = 0; b < blocks; ++b)
+      store(states + (b * rows.count() + StateRows::coupling) * kLanes, load(from + b * kLanes));
   }
 
   // The part of the exponents that no iteration changes: W_v v + W_a a.
@@ -194,35 +230,12 @@ struct Cell {
       multiply<N>(state, before, rows.count(), out, gate_stride(), start,
                   [](int, const Pack<N>& sum) __attribute__((always_inline)) { return sum; });
   }
-
-  // From the sum of the gates' gradients over the votes of one output capsule to that of its mean.
-  void mean_backward(const float* totals, float* out) const {
-    std::fill_n(out, pose, 0.0f);
-    for (int m = 0; m < gates(); ++m) {
-      const float* row = weight_ih + given_row(m) * given_width();
-      for (int k = 0; k < pose; ++k) out[k] += totals[m] * row[k];
-    }
-  }
 };
 
 // The four gates of one unit.
 template <int N>
 CAPSROUTE_INLINE void load_gates(const float* from, int stride, Tile<N>& gates) {
   for (int r = 0; r < 4; ++r) gates[r] = load<N>(from + r * kLanes, stride);
-}
-
-// The gradients of one unit's gates before their nonlinearity, from those of its hidden and cell state; that of the cell
-// state becomes that of the one `before`, which the iteration began with.
-template <bool kFirst, int N>
-CAPSROUTE_INLINE void retreat(const KeptUnit<N>& u, const Pack<N>& before, const Pack<N>& grad_hidden, Pack<N>& grad_cell,
-                              Tile<N>& out) {
-  const auto& [in, forget, candidate, open] = u.gates;
-  const Pack<N> grad = grad_cell + grad_hidden * open - grad_hidden * open * u.squashed * u.squashed;
-  out[0] = grad * candidate * (in - in * in);
-  out[1] = kFirst ? zeros<N>() : grad * before * (forget - forget * forget);
-  out[2] = grad * in - grad * in * candidate * candidate;
-  out[3] = grad_hidden * u.squashed * (open - open * open);
-  grad_cell = grad * forget;
 }
 
 }  // namespace capsroute

@@ -27,8 +27,8 @@ def connectionist(
 
     Shapes:
         poses [B, N, r_in, c], logits [B, N], weight [I, J, r_out, r_in], offset [I, r_out * c] or None,
-        index [P, I] int32 with -1 for padding; of the LSTM, whose input is [mu, c, v, a]: weight_ih [4 U, 2 r_out c + 2],
-        weight_hh [4 U, U], bias [4 U], gates in the order of torch
+        index [P, I] int32 with -1 for padding; of the LSTM, whose input is [mu, c, v, a] and whose gates come in the
+        order of torch: weight_ih [4 U, 2 r_out c + 2], weight_hh [4 U, U], bias [4 U]
         -> poses [B, P, J, r_out, c], summary [B, P, J, U], the coupled cell states
 
     Args:
@@ -56,7 +56,7 @@ def connectionist_forward(
     widths: Sequence[int],
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return poses, summary and the trail: what each iteration started from, all that backward needs besides inputs.
+    """Return poses, summary and the trail: the mean that each iteration started from.
 
     `score` has weight and bias of each layer of f, one after the other; `widths` are those of its hidden layers.
     """
@@ -112,7 +112,7 @@ def connectionist_backward(
     kept = native.contiguous(poses, activations, weight, offset, index, weight_ih, weight_hh, bias, score)
     saved = native.contiguous(grad_poses, grad_summary, trail)
     layers = torch.tensor(widths, dtype=torch.int64)
-    grads = _empty_gradients(poses, activations, weight, offset, weight_ih, weight_hh, bias, score)
+    grads = native.empty_gradients(poses, activations, weight, offset, weight_ih, weight_hh, bias, score)
     native.call(
         native.library("connectionist").capsroute_connectionist_backward,
         native.geometry(poses, weight, index),
@@ -140,20 +140,27 @@ def _(
     widths: Sequence[int],
     iterations: int,
 ) -> list[Tensor]:
-    return _empty_gradients(poses, activations, weight, offset, weight_ih, weight_hh, bias, score)
+    return native.empty_gradients(poses, activations, weight, offset, weight_ih, weight_hh, bias, score)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     tensors, ctx.options = inputs[:9], inputs[9:]
     ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)  # no zeros for the trail
     ctx.save_for_backward(output[2], *tensors)
 
 
-def _autograd(ctx: Any, grad_poses: Tensor, grad_summary: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    grads = connectionist_backward(grad_poses, grad_summary, *ctx.saved_tensors, *ctx.options)
-    poses, activations, weight, offset, *parameters = grads
-    has_offset = ctx.saved_tensors[4] is not None
-    return poses, activations, weight, offset if has_offset else None, None, *parameters, None, None
+def _autograd(ctx: Any, grad_poses: Tensor | None, grad_summary: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    trail, *inputs = ctx.saved_tensors
+    poses, _, weight, offset, _, _, weight_hh, *_ = inputs
+    if grad_poses is None:
+        grad_poses = trail.new_zeros(*trail.shape[:3], weight.shape[2], poses.shape[3])
+    if grad_summary is None:
+        grad_summary = trail.new_zeros(*trail.shape[:3], weight_hh.shape[1])
+    grads = connectionist_backward(grad_poses, grad_summary, trail, *inputs, *ctx.options)
+    of_poses, of_activations, of_weight, of_offset, *of_parameters = grads
+    of_offset_or_none = None if offset is None else of_offset
+    return of_poses, of_activations, of_weight, of_offset_or_none, None, *of_parameters, None, None
 
 
 connectionist_forward.register_autograd(_autograd, setup_context=_setup_context)
@@ -162,22 +169,12 @@ connectionist_forward.register_autograd(_autograd, setup_context=_setup_context)
 def _empty_outputs(
     poses: Tensor, weight: Tensor, index: Tensor, weight_hh: Tensor, iterations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, _, _, cols = poses.shape
-    _, outputs, rows, _ = weight.shape
-    positions = index.shape[0]
+    shape = (poses.shape[0], index.shape[0], weight.shape[1])
     return (
-        poses.new_empty(batch, positions, outputs, rows, cols),
-        poses.new_empty(batch, positions, outputs, weight_hh.shape[1]),
-        poses.new_empty(batch, positions, outputs, iterations, rows * cols + 2),
+        poses.new_empty(*shape, weight.shape[2], poses.shape[3]),
+        poses.new_empty(*shape, weight_hh.shape[1]),
+        poses.new_empty(*shape, iterations, weight.shape[2] * poses.shape[3]),
     )
-
-
-def _empty_gradients(*inputs: Tensor | None) -> list[Tensor]:
-    absent = torch.empty(0)
-    return [
-        torch.empty_like(absent if tensor is None else tensor, memory_format=torch.contiguous_format)
-        for tensor in inputs
-    ]
 
 
 def _check(

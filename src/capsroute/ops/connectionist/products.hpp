@@ -104,7 +104,7 @@ CAPSROUTE_INLINE void add_outer_tile(int blocks, const float* left, int left_str
 }
 
 // sums += the gradient of a panel: left[b][row] right[b][k] summed over blocks, but not yet over lanes; in a panel's layout.
-inline void add_outer(int blocks, int rows, const float* left, int left_stride, int inner, const float* right,
+inline __attribute__((noinline)) void add_outer(int blocks, int rows, const float* left, int left_stride, int inner, const float* right,
                       int right_stride, float* sums) {
   for (int row = 0; row < rows; row += kStrip, sums += kStrip * inner * kLanes)
     in_groups(inner, [&](int k, auto n) __attribute__((always_inline)) {
