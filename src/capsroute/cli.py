@@ -15,8 +15,6 @@ from capsroute.data.commands import app as data_app
 from capsroute.errors import CapsrouteError
 from capsroute.explore.commands import explore
 from capsroute.figures.commands import app as figure_app
-from capsroute.explore.commands import explore
-from capsroute.figures.commands import app as figure_app
 
 app = typer.Typer(
     name="capsroute",
@@ -26,8 +24,6 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
-app.add_typer(figure_app, name="figure")
-app.command()(explore)
 app.add_typer(figure_app, name="figure")
 app.command()(explore)
 
