@@ -1,7 +1,7 @@
 """Kills a training run again and again, and lets it go on: started by `test_kill_at_any_moment`.
 
-The library is loaded once; each run is a forked process that saves after every step. Half of the kills wait for a
-checkpoint to be half written.
+The library is loaded once; each run is a forked process that saves after every step. A third of the kills waits
+for a checkpoint to be half written.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -48,11 +49,19 @@ def start(folder: Path) -> int:
     return pid
 
 
-def wait_for_write(folder: Path, pid: int) -> bool:
-    """Whether a half-written checkpoint was seen before the run ended."""
-    end = time.monotonic() + 20
+def finished(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("checkpoints/*.safetensors")}
+
+
+def half_written(folder: Path) -> bool:
+    return any(path.suffix == ".unfinished" for path in folder.glob("checkpoints/*"))
+
+
+def wait_until(seen: Callable[[], bool], pid: int) -> bool:
+    """Whether it was seen before the run ended; a busy machine may take its time."""
+    end = time.monotonic() + 30
     while time.monotonic() < end:
-        if any(path.suffix == ".unfinished" for path in folder.glob("checkpoints/*")):
+        if seen():
             return True
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return False
@@ -65,15 +74,20 @@ def main(root: Path) -> None:
     while kills < KILLS:
         if checkpoint.latest(folder / "checkpoints", print) is not None:
             resumed += 1
+        before = finished(folder)
         pid = start(folder)
-        writing = wait_for_write(folder, pid) if kills % 2 else False
+        # every third kill falls anywhere, also before the first checkpoint; the others after one more was written,
+        # at any moment or during the next write
+        if kills % 3:
+            wait_until(lambda before=before: bool(finished(folder) - before), pid)
+        writing = kills % 3 == 2 and wait_until(lambda: half_written(folder), pid)
         if not writing:
-            time.sleep(rng.uniform(0.0, 0.6))
+            time.sleep(rng.uniform(0.0, 0.3))
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):
             kills += 1
-            during += writing and any(path.suffix == ".unfinished" for path in folder.glob("checkpoints/*"))
+            during += writing and half_written(folder)
         else:
             assert os.WEXITSTATUS(status) == 0, "the run failed by itself"
             assert Run(folder).finished
