@@ -47,10 +47,10 @@ def prepare(subject: Subject, shown: Shown, first: Subject) -> tuple[Tensor, tup
     """The image as `subject` sees it [1, C, h, w], and its true labels where they are known."""
     side, channels = subject.net.image_size[0], subject.net.in_channels
     if shown.number is not None:
-        label = first.split().labels[shown.number]
-        labels = tuple(int(n) for n in np.atleast_1d(label))
+        seen = first.images([shown.number])
+        labels = tuple(int(n) for n in np.atleast_1d(first.split().labels[shown.number]))
         if subject.dataset_name == first.dataset_name:
-            return subject.images([shown.number]), labels
+            return (seen if subject.transform == first.transform else subject.images([shown.number])), labels
         stored = first.split().images[shown.number]
         pixels = np.moveaxis(stored, 0, -1) if len(stored) == 3 else stored[0]
         return subject.picture(to_channels(fit_photo(Image.fromarray(pixels), side), channels)), ()
