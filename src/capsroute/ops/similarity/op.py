@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from capsroute.ops import build, native
-
-if TYPE_CHECKING:
-    import ctypes
+from capsroute.ops import native
 
 _PARAMETERS = ("lambda1", "lambda2", "beta1", "beta2", "beta3")
 
@@ -76,10 +73,10 @@ def similarity_forward(
     """Return poses, logits and the trail: what each iteration started from, all that backward needs besides inputs."""
     inputs = (poses, log_activations, weight, offset, index, lambda1, lambda2, beta1, beta2, beta3, heights, widths)
     _check(*inputs, iterations)
-    kept = _contiguous(inputs)
+    kept = native.contiguous(*inputs)
     outputs = _empty_outputs(poses, weight, index, iterations)
     native.call(
-        _library().capsroute_similarity_forward,
+        native.library("similarity").capsroute_similarity_forward,
         native.geometry(poses, weight, index),
         native.words(*kept, iterations, heights.shape[1], heights.shape[0]),
         native.words(*outputs),
@@ -116,16 +113,15 @@ def similarity_backward(
 ) -> list[Tensor]:
     """Return the gradients of all float inputs in their order; that of an absent offset is empty."""
     inputs = (poses, log_activations, weight, offset, index, lambda1, lambda2, beta1, beta2, beta3, heights, widths)
-    kept = _contiguous(inputs)
-    grads_out = _contiguous((grad_poses, grad_logits))
-    saved = _contiguous((out_poses, trail))
-    grads = _empty_gradients(inputs)
+    kept = native.contiguous(*inputs)
+    given = native.contiguous(grad_poses, grad_logits, out_poses, trail)
+    grads = native.empty_gradients(*inputs[:4], *inputs[5:])
     native.call(
-        _library().capsroute_similarity_backward,
+        native.library("similarity").capsroute_similarity_backward,
         native.geometry(poses, weight, index),
         native.words(*kept, iterations, heights.shape[1], heights.shape[0]),
-        native.words(saved[0], None, saved[1]),
-        native.words(*grads_out, *grads),
+        native.words(given[2], None, given[3]),
+        native.words(*given[:2], *grads),
     )
     return grads
 
@@ -134,7 +130,7 @@ def similarity_backward(
 def _(
     grad_poses: Tensor, grad_logits: Tensor, out_poses: Tensor, trail: Tensor, *inputs_and_iterations: Any
 ) -> list[Tensor]:
-    return _empty_gradients(inputs_and_iterations[:-1])
+    return native.empty_gradients(*inputs_and_iterations[:4], *inputs_and_iterations[5:-1])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -145,48 +141,22 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _autograd(ctx: Any, grad_poses: Tensor | None, grad_logits: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    out_poses, has_offset = ctx.saved_tensors[0], ctx.saved_tensors[5] is not None
+    out_poses, trail, *inputs = ctx.saved_tensors
     if grad_poses is None:
         grad_poses = torch.zeros_like(out_poses)
     if grad_logits is None:
         grad_logits = out_poses.new_zeros(out_poses.shape[:3])
-    grads = similarity_backward(grad_poses, grad_logits, *ctx.saved_tensors, ctx.iterations)
-    poses, log_activations, weight, offset, *parameters = grads
-    return poses, log_activations, weight, offset if has_offset else None, None, *parameters, None
+    grads = similarity_backward(grad_poses, grad_logits, out_poses, trail, *inputs, ctx.iterations)
+    of_poses, of_log_activations, of_weight, of_offset, *of_parameters = grads
+    return of_poses, of_log_activations, of_weight, None if inputs[3] is None else of_offset, None, *of_parameters, None
 
 
 similarity_forward.register_autograd(_autograd, setup_context=_setup_context)
 
 
-def _library() -> ctypes.CDLL:
-    library = build.load("similarity")
-    if library is None:
-        raise build.BuildError(build.reason("similarity"))
-    return library
-
-
-def _contiguous(tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
 def _empty_outputs(poses: Tensor, weight: Tensor, index: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    batch, _, _, cols = poses.shape
-    _, outputs, rows, _ = weight.shape
-    positions = index.shape[0]
-    return (
-        poses.new_empty(batch, positions, outputs, rows, cols),
-        poses.new_empty(batch, positions, outputs),
-        poses.new_empty(batch, positions, outputs, iterations, rows * cols + 2),
-    )
-
-
-def _empty_gradients(inputs: tuple[Any, ...]) -> list[Tensor]:
-    poses, log_activations, weight, offset, _, *parameters = inputs
-    absent = poses.new_empty(0)
-    return [
-        torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for tensor in (poses, log_activations, weight, absent if offset is None else offset, *parameters)
-    ]
+    out, logits = native.empty_outputs(poses, weight, index)
+    return out, logits, poses.new_empty(*logits.shape, iterations, weight.shape[2] * poses.shape[3] + 2)
 
 
 def _check(

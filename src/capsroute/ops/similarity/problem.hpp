@@ -81,7 +81,7 @@ struct Matrices {
 
 // The inputs of one window, in lanes.
 struct Window {
-  float *poses, *log_activations, *mask, *flat;  // flat: the coupling before the first iteration
+  float *poses, *log_activations, *mask, *flat;  // flat: the couplings before the first iteration
   int voters = 0;
   float top = 0.0f;  // the largest log activation
 
@@ -97,11 +97,11 @@ struct Window {
     voters = window_mask(g, index, mask);
     gather(g, index, in.poses + image * g.inputs * g.in(), static_cast<int>(g.in()), poses);
     gather(g, index, in.log_activations + image * g.inputs, 1, log_activations);
-    const Vec none = splat(-INFINITY), share = splat(1.0f / std::max(voters, 1));
-    Vec highest = none;
+    const float share = 1.0f / std::max(voters, 1);
+    Vec highest = splat(-INFINITY);
     for (int i = 0; i < g.lanes(); i += kLanes) {
       const Vec voter = load(mask + i);
-      highest = larger(voter > 0.0f ? load(log_activations + i) : none, highest);
+      highest = larger(voter > 0.0f ? load(log_activations + i) : highest, highest);
       store(flat + i, voter * share);
     }
     top = largest(highest);
@@ -137,7 +137,8 @@ CAPSROUTE_PASS float couplings(Kernel kernel, int blocks, const Window& window, 
   sweep<3>(blocks, [&](int b, auto n) __attribute__((always_inline)) {
     const auto prior = load<n>(log_activations + b * kLanes) * kernel.prior - shift;
     const auto x = load<n>(similarity + b * kLanes) * kernel.gain + prior;
-    const auto e = exp2(x) * load<n>(mask + b * kLanes);
+    // padding may have overflowed, so its product with zero would not do
+    const auto e = where(load<n>(mask + b * kLanes), exp2(x));
     store(score + b * kLanes, x);
     store(out + b * kLanes, e);
     total += e.total();
