@@ -30,7 +30,7 @@ namespace capsroute {
 constexpr int kLanes = CAPSROUTE_LANES;
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
-typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t IntVec __attribute__((vector_size(kLanes * 4)));  // unsigned: exponents may wrap around
 typedef float Quad __attribute__((vector_size(16)));
 typedef int32_t IntQuad __attribute__((vector_size(16)));
 typedef float VecInMemory __attribute__((vector_size(kLanes * 4), may_alias));
@@ -39,8 +39,8 @@ CAPSROUTE_INLINE Vec load(const float* from) { return *reinterpret_cast<const Ve
 // The same, and in a register from here on: GCC would rather load again at every use, and loads are what these loops wait for.
 CAPSROUTE_INLINE Vec load_once(const float* from) {
   Vec x = load(from);
-#if defined(__x86_64__)
-  asm("" : "+v"(x));
+#if defined(__AVX512F__) || (defined(__AVX__) && CAPSROUTE_LANES <= 8) || (defined(__SSE__) && CAPSROUTE_LANES <= 4)
+  asm("" : "+v"(x));  // where a register holds a vector
 #endif
   return x;
 }
