@@ -60,16 +60,30 @@ def test_the_objective_is_told_at_every_iteration():
 
 def test_a_dragged_vote_moves_and_stays_in_sight():
     toy = playground.make_toy(Shape(votes=3))
-    moved = playground.drag(toy, 2, 1.5, 100)
+    moved = playground.drag(toy, [[2, 1.5, 100]])
     assert moved.votes[2].tolist() == [1.5, playground.HIGH]
     np.testing.assert_array_equal(moved.votes[[0, 1, 3]], toy.votes[[0, 1, 3]])
     np.testing.assert_array_equal(moved.activations, toy.activations)
 
 
-@pytest.mark.parametrize("sent", [(99, 0, 0), (-1, 0, 0), ("1", 0, 0), (1, "x", 0), (None, None, None), (1, None, 2)])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        None,
+        3,
+        [3],
+        [[99, 0, 0]],
+        [[-1, 0, 0]],
+        [["1", 0, 0]],
+        [[1, "x", 0]],
+        [[1, 0]],
+        [[1, float("nan"), 2]],
+        [[0.5, 1, 2]],
+    ],
+)
 def test_nonsense_from_a_page_moves_nothing(sent):
     toy = playground.make_toy(Shape(votes=3))
-    np.testing.assert_array_equal(playground.drag(toy, *sent).votes, toy.votes)
+    np.testing.assert_array_equal(playground.drag(toy, sent).votes, toy.votes)
 
 
 def test_both_lambdas_may_be_pushed_to_zero():

@@ -87,7 +87,7 @@ def test_votes_are_dragged_and_drawn_anew():
     seed, toy, plot, told = tab.resample(0, *shapes, *settings)
     assert seed == 1
     assert len(toy.votes) == 2 * shapes[-1]
-    moved, other, _ = tab.dragged(event(number=1, x=-2.0, y=2.0), toy, *settings)
+    moved, other, _ = tab.dragged(event(moves=[[1, -2.0, 2.0]]), toy, *settings)
     assert moved.votes[1].tolist() == [-2.0, 2.0]
     assert other != plot
     assert "objective" in told

@@ -65,11 +65,15 @@ def route(toy: Toy, settings: Settings) -> Consensus:
     )
 
 
-def drag(toy: Toy, number: Any, x: Any, y: Any) -> Toy:
-    """The problem with one vote put elsewhere; what a page sends is checked."""
+def drag(toy: Toy, moves: Any) -> Toy:
+    """The problem with votes put elsewhere, each as [number, x, y]; what a page sends is checked."""
     votes = toy.votes.copy()
-    if isinstance(number, int) and 0 <= number < len(votes) and all(isinstance(v, (int, float)) for v in (x, y)):
-        votes[number] = np.clip(x, LEFT, RIGHT), np.clip(y, LOW, HIGH)
+    for move in moves if isinstance(moves, list) else []:
+        if not (isinstance(move, list) and len(move) == 3 and all(isinstance(v, (int, float)) for v in move)):
+            continue
+        number, x, y = move
+        if number in range(len(votes)) and math.isfinite(x) and math.isfinite(y):
+            votes[int(number)] = np.clip(x, LEFT, RIGHT), np.clip(y, LOW, HIGH)
     return toy._replace(votes=votes)
 
 
@@ -131,57 +135,62 @@ def report(found: Consensus, settings: Settings) -> str:
     return markup.heading("objective at each iteration") + chart + markup.table((), rows)
 
 
-# Votes are dragged by pointer or moved by keys; the page draws each step at once and asks for the consensus as it goes.
+# Votes are dragged by pointer or moved by keys. The page draws each step at once; it asks for the consensus of what has
+# moved since it last asked, and asks again only once it was answered.
 SCRIPT = f"""
 const scale = {SCALE}, left = {LEFT}, high = {HIGH};
-let held = null, chosen = -1, sent = 0;
+let held = null, chosen = -1, keyed = false, asked = 0, moved = new Map();
 const plot = () => element.querySelector('svg');
 const votes = () => [...element.querySelectorAll('[data-vote]')];
+const draw = () => moved.forEach(([x, y], number) => {{
+  const vote = votes()[number];
+  if (vote) vote.setAttribute('transform', `translate(${{x}} ${{y}})`);
+}});
+const ask = () => {{
+  if (!moved.size || Date.now() - asked < 1000) return;
+  const moves = [...moved].map(([number, [x, y]]) => [number, x / scale + left, high - y / scale]);
+  moved.clear();
+  asked = Date.now();
+  setTimeout(ask, 1010);  // an answer that changes nothing is not announced
+  trigger('input', {{moves}});
+}};
+const move = (number, x, y) => {{ moved.set(number, [x, y]); draw(); ask(); }};
 const place = (event) => {{
   const box = plot().getBoundingClientRect(), view = plot().viewBox.baseVal;
   return [(event.clientX - box.left) / box.width * view.width, (event.clientY - box.top) / box.height * view.height];
 }};
-const tell = (number, x, y) => trigger('input', {{number, x: x / scale + left, y: high - y / scale}});
-const put = (number, x, y) => {{
-  const vote = votes()[number];
-  if (vote) vote.setAttribute('transform', `translate(${{x}} ${{y}})`);
-}};
+const mark = () => votes().forEach(
+  (vote, number) => vote.lastElementChild.setAttribute('stroke', number === chosen ? '#D55E00' : 'none'));
 element.addEventListener('pointerdown', (event) => {{
   const vote = event.target.closest('[data-vote]');
   if (!vote) return;
   held = Number(vote.dataset.vote);
   event.preventDefault();
 }});
-window.addEventListener('pointermove', (event) => {{
-  if (held === null || !plot()) return;
-  const [x, y] = place(event);
-  put(held, x, y);
-  if (event.timeStamp - sent > 80) {{ sent = event.timeStamp; tell(held, x, y); }}
-}});
+window.addEventListener('pointermove', (event) => {{ if (held !== null) move(held, ...place(event)); }});
 window.addEventListener('pointerup', (event) => {{
-  if (held === null || !plot()) return;
-  const [x, y] = place(event);
-  tell(held, x, y);
+  if (held !== null) move(held, ...place(event));
   held = null;
 }});
 element.addEventListener('keydown', (event) => {{
   const all = votes(), step = 0.1 * scale;
-  const moves = {{ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, -step], ArrowDown: [0, step]}};
+  const ways = {{ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, -step], ArrowDown: [0, step]}};
   if (event.key === 'PageDown') chosen = (chosen + 1) % all.length;
   else if (event.key === 'PageUp') chosen = (chosen + all.length - 1) % all.length;
-  else if (!(event.key in moves) || !all[chosen]) return;
+  else if (event.key in ways && all[chosen]) {{
+    const now = all[chosen].transform.baseVal[0].matrix;
+    move(chosen, now.e + ways[event.key][0], now.f + ways[event.key][1]);
+  }} else return;
   event.preventDefault();
-  const now = all[chosen].transform.baseVal[0].matrix;
-  if (event.key in moves) {{
-    const [x, y] = [now.e + moves[event.key][0], now.f + moves[event.key][1]];
-    put(chosen, x, y);
-    tell(chosen, x, y);
-  }}
   mark();
 }});
-const mark = () => votes().forEach((vote, n) => vote.lastElementChild.setAttribute(
-  'stroke', n === chosen ? '#D55E00' : 'none'));
-watch('value', () => {{ mark(); plot() && element.dataset.key && plot().focus(); }});
-element.addEventListener('focusin', () => {{ element.dataset.key = '1'; }});
-element.addEventListener('focusout', (event) => {{ if (event.relatedTarget) delete element.dataset.key; }});
+element.addEventListener('focusin', () => {{ keyed = true; }});
+element.addEventListener('focusout', (event) => {{ if (event.relatedTarget) keyed = false; }});
+watch('value', () => {{
+  asked = 0;
+  draw();
+  mark();
+  if (keyed && plot() && document.activeElement === document.body) plot().focus({{preventScroll: true}});
+  ask();
+}});
 """

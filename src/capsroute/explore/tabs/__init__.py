@@ -11,3 +11,5 @@ LIVE: dict[str, Any] = {
     "queue": False,
     "api_visibility": "private",
 }
+# events that carry data of their own: an overtaken one would be answered with its old data, so none is dropped
+EVERY = {**LIVE, "trigger_mode": "multiple", "queue": True}

@@ -12,7 +12,7 @@ from capsroute.explore import inspect, markup
 from capsroute.explore.gallery import Gallery
 from capsroute.explore.inspect import Looker, Shown
 from capsroute.explore.pictures import MAX_BYTES, read_drawing, read_file
-from capsroute.explore.tabs import LIVE
+from capsroute.explore.tabs import EVERY, LIVE
 
 NOBODY, UNTRAINED = "nothing", "the same, untrained"
 SOURCES = ("test image", "draw", "upload")
@@ -68,7 +68,7 @@ class InspectTab:
         self.number.change(self.numbered, [self.number, *choices], outputs, **live)
         self.before.click(lambda row: max(0, int(row or 0) - 1), self.number, self.number, **LIVE)
         self.after.click(lambda row: int(row or 0) + 1, self.number, self.number, **LIVE)
-        self.pad.input(self.drawn, choices, outputs, **live)
+        self.pad.input(self.drawn, choices, outputs, **EVERY)
         self.file.change(self.uploaded, [self.file, self.invert, *choices], outputs, **live)
         self.invert.change(self.uploaded, [self.file, self.invert, *choices], outputs, **live)
         for control in choices:

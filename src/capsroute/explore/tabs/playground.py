@@ -9,7 +9,7 @@ import gradio as gr
 from capsroute.analysis.toy import Toy
 from capsroute.explore import playground
 from capsroute.explore.playground import Settings, Shape
-from capsroute.explore.tabs import LIVE
+from capsroute.explore.tabs import EVERY, LIVE
 from capsroute.routing.kernels import KERNELS
 
 INTRODUCTION = (
@@ -46,7 +46,7 @@ class PlaygroundTab:
         for control in self.shapes:
             control.change(self.reshape, every, [votes, plot, told], **LIVE)
         again.click(self.resample, every, [seed, votes, plot, told], **LIVE)
-        plot.input(self.dragged, [votes, *self.settings], [votes, plot, told], **LIVE)
+        plot.input(self.dragged, [votes, *self.settings], [votes, plot, told], **EVERY)
 
     def settle(self, toy: Toy, *values: Any) -> Answer:
         """Route the votes as they lie."""
@@ -65,8 +65,7 @@ class PlaygroundTab:
         return seed + 1, *self.reshape(seed + 1, *values)
 
     def dragged(self, event: gr.EventData, toy: Toy, *values: Any) -> Answer:
-        sent = event._data or {}
-        moved = playground.drag(toy, sent.get("number"), sent.get("x"), sent.get("y"))
+        moved = playground.drag(toy, (event._data or {}).get("moves"))
         return moved, *self.settle(moved, *values)
 
 
