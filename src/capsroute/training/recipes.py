@@ -11,7 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from capsroute.training.config import Config, ConfigError, DataConfig, LossConfig, nearest
+from capsroute.training.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    LossConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    nearest,
+)
 
 DATA: dict[str, DataConfig] = {
     "digits": DataConfig("digits", transform={"shift": 1}),
@@ -24,7 +32,7 @@ DATA: dict[str, DataConfig] = {
 ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
-SMALL: dict[str, Any] = {"stem": [32, 3, 1], "primary": 8, "capsules": [[8, 3, 2]]}
+SMALL: dict[str, Any] = {"stem": [32, 5, 1], "stem_padding": 1, "primary": 4, "capsules": [[8, 3, 2]]}
 
 
 def _recipe(data: str, routing: str) -> Config:
@@ -45,9 +53,19 @@ def _recipe(data: str, routing: str) -> Config:
 
 
 def _small(config: Config) -> Config:
-    """A run of a minute or two, for a first look."""
-    model = {**config.model, "parameters": 8_000} if config.model["network"] == "ConvNet" else config.model
-    return replace(config, model=model, epochs=30, batch_size=32, ema=0.99)
+    """A run of a minute or two, for a first look; the rate and its schedule were chosen on the validation split."""
+    model = {**config.model, "parameters": 13_000} if config.model["network"] == "ConvNet" else config.model
+    smooth = replace(config.loss, smoothing=0.1) if config.loss.name == "cross_entropy" else config.loss
+    return replace(
+        config,
+        model=model,
+        loss=smooth,
+        optimizer=OptimizerConfig(lr=2e-2),
+        schedule=ScheduleConfig("cosine", warmup=1.0),
+        epochs=30,
+        batch_size=32,
+        ema=0.98,
+    )
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
