@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from capsroute.bench.commands import app as bench_app
 from capsroute.data.commands import app as data_app
 from capsroute.errors import CapsrouteError
 from capsroute.explore.commands import explore
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
 app.add_typer(figure_app, name="figure")
 app.command()(explore)
 

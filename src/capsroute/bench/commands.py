@@ -29,7 +29,7 @@ def routings(
     phase: Annotated[list[PhaseName] | None, typer.Option(help="Training steps, inference, or both.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 32,
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long the ways of a routing take turns.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long the ways of a routing take turns.")] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     plots: Annotated[
         Path | None,
