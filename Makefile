@@ -3,16 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-DATA ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup train test lint docs clean
+.PHONY: setup train test lint test-slow test-browser sanitize bench docs clean
 
 setup: $(STAMP)
 
+# torch comes first and alone, so that nothing else decides its build; operators that cannot be compiled only say so.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	$(BIN)/python -m capsroute.ops.build
 	touch $@
 
 train: setup
@@ -26,9 +28,24 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not browser" -n 2 --dist worksteal
 
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+# A real browser: Debian's, since Playwright's own download may not be had. Without one the tests say why they skip.
+test-browser: setup
+	$(PIP) -e '.[browser]'
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } || true
+	$(BIN)/python -m pytest -m browser tests/explore
+
+sanitize: setup
+	$(BIN)/python tests/ops/sanitize.py
+
+bench: setup
+	$(BIN)/capsroute bench
+
 # The variable silences the theme's advertisement of its successor, which is not about this site.
 docs: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(PIP) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
