@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -41,11 +42,13 @@ inline void with_shape(const Geometry& g, Body body) {
     body(AnyShape(static_cast<int>(g.rows_out), static_cast<int>(g.rows_in), static_cast<int>(g.cols)));
 }
 
-// Zeroed floats aligned for any vector.
+// Zeroed floats aligned for any vector; not one more than asked for, so that the sanitisers see what reads beyond.
 class Buffer {
  public:
-  explicit Buffer(int64_t count) : data_(static_cast<float*>(std::aligned_alloc(64, (count * 4 + 127) / 64 * 64))) {
-    if (!data_) throw std::bad_alloc();
+  explicit Buffer(int64_t count) {
+    void* data = nullptr;
+    if (posix_memalign(&data, 64, std::max<int64_t>(1, count) * sizeof(float))) throw std::bad_alloc();
+    data_ = static_cast<float*>(data);
     std::memset(data_, 0, count * sizeof(float));
   }
   ~Buffer() { std::free(data_); }
@@ -57,21 +60,13 @@ class Buffer {
   float* data_;
 };
 
-// Hands out aligned pieces of one buffer, so that the scratch of a thread lies together.
+// The scratch memory of one thread, in as many pieces as it asks for.
 class Arena {
  public:
-  explicit Arena(int64_t count) : buffer_(count), next_(buffer_.get()) {}
-  // Rounded up to whole cache lines; ask for as much in the constructor (see `rounded`).
-  float* take(int64_t count) {
-    float* piece = next_;
-    next_ += rounded(count);
-    return piece;
-  }
-  static int64_t rounded(int64_t count) { return (count + 15) / 16 * 16; }
+  float* take(int64_t count) { return pieces_.emplace_back(std::make_unique<Buffer>(count))->get(); }
 
  private:
-  Buffer buffer_;
-  float* next_;
+  std::vector<std::unique_ptr<Buffer>> pieces_;
 };
 
 // body(thread, begin, end) on contiguous parts of [0, total): which part a thread gets depends on `threads` alone, so that

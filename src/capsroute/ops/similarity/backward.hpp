@@ -43,12 +43,6 @@ struct Workspace {
     for (float** row : {&grad_mu, &share}) *row = arena.take((iterations + 1) * g.out());
     inverse = arena.take(iterations + 1);
   }
-  static int64_t floats(const Geometry& g, const Inputs& in) {
-    const int64_t rows = (in.iterations + 1) * g.lanes();
-    return Arena::rounded(g.lanes() * g.out()) + Arena::rounded(3 * kLanes * g.out()) + 5 * Arena::rounded(rows) +
-           Arena::rounded(rows * in.components) + 3 * Arena::rounded(g.lanes()) +
-           2 * Arena::rounded((in.iterations + 1) * g.out()) + Arena::rounded(in.iterations + 1);
-  }
 };
 
 // k and its slope for a row of distances, and the exponentials they are made of.
@@ -69,19 +63,20 @@ CAPSROUTE_PASS void kernel_values(Kernel kernel, int blocks, const float* distan
 
 // Recomputes, from the means that forward kept, the kernel values of all iterations, and couplings without their factors.
 template <class Shape>
-LogitTerms recompute(Shape shape, int blocks, const Kernel& kernel, const Window& window, const float* trail, Workspace& w) {
+LogitTerms recompute(Shape shape, int blocks, const Kernel& kernel, const Window& window, Workspace& w) {
   if (w.iterations == 0) {
     std::copy_n(window.mask, w.lanes, w.coupling);
     std::fill_n(w.score, w.lanes, 0.0f);
   }
   w.inverse[0] = 1.0f / window.voters;
-  for (int t = 0; t <= w.iterations; ++t, trail += shape.out + 2) {
+  for (int t = 0; t <= w.iterations; ++t) {
     const int row = t * w.lanes;
     distances(shape, blocks, w.votes, w.mu[t], w.distance + row);
     kernel_values(kernel, blocks, w.distance + row, w.parts + row * w.components, w.similarity + row, w.pull + row);
     if (t == w.iterations) break;
-    couplings(kernel, blocks, window, w.similarity + row, trail[shape.out], w.score, w.coupling + row + w.lanes);
-    w.inverse[t + 1] = trail[shape.out + 1];
+    const float shift = softmax_shift(blocks, kernel, window, w.similarity + row);
+    float* coupling = w.coupling + row + w.lanes;
+    w.inverse[t + 1] = 1.0f / couplings(kernel, blocks, window, w.similarity + row, shift, w.score, coupling);
   }
   const int row = w.iterations * w.lanes;
   const float inverse = w.inverse[w.iterations];
@@ -236,11 +231,11 @@ CAPSROUTE_PASS void votes_to_inputs(Shape shape, int blocks, const Window& windo
 
 template <class Shape>
 void backward_output(Shape shape, const Geometry& g, const Inputs& in, const Kernel& kernel, int64_t j, const Window& window,
-                     Matrices& matrices, const float* trail, const float* grad_pose, float grad_logit, Workspace& w,
+                     Matrices& matrices, const float* grad_pose, float grad_logit, Workspace& w,
                      float* grad_window, float* grad_log_a, ThreadSums& sums) {
   const int blocks = g.blocks();
   votes(shape, blocks, matrices.weight(j), window.poses, matrices.offset(), w.votes);
-  const LogitTerms terms = recompute(shape, blocks, kernel, window, trail, w);
+  const LogitTerms terms = recompute(shape, blocks, kernel, window, w);
   const float to_k = grad_logit * in.beta1[j], to_kl = grad_logit * in.beta2[j];
   ParameterSums& own = sums.parameters[j];
   own.beta1 += static_cast<double>(grad_logit) * terms.agreement;
@@ -310,10 +305,9 @@ void backward_image(Shape shape, const Geometry& g, const Inputs& in, const Outp
         sums.parameters[j].beta3 += grad.logits[o];
         continue;
       }
-      const float* trail = out.trail + o * in.iterations * (shape.out + 2);
-      for (int t = 0; t < w.iterations; ++t) w.mu[t] = trail + t * (shape.out + 2);
+      for (int t = 0; t < w.iterations; ++t) w.mu[t] = out.trail + (o * w.iterations + t) * shape.out;
       w.mu[w.iterations] = out.poses + o * shape.out;
-      backward_output(shape, g, in, kernels.of(j), j, window, matrices, trail, grad.poses + o * shape.out, grad.logits[o], w,
+      backward_output(shape, g, in, kernels.of(j), j, window, matrices, grad.poses + o * shape.out, grad.logits[o], w,
                       grad_window, grad_log_a, sums);
     }
     const int32_t* index = in.index + position * g.window;
@@ -332,11 +326,10 @@ void backward(Shape shape, const Geometry& g, const Inputs& in, const Outputs& o
   std::vector<ParameterSums> parameters(parts * g.outputs);
   std::vector<double> kernel_sums(parts * 2 * each);
   parallel(parts, g.batch, [&](int64_t part, int64_t begin, int64_t end) {
-    const int64_t poses = g.lanes() * g.in();
-    Arena arena(Window::floats(g) + Workspace::floats(g, in) + Arena::rounded(poses) + Arena::rounded(g.lanes()));
+    Arena arena;
     Window window(g, arena);
     Workspace w(g, in, arena);
-    float *grad_window = arena.take(poses), *grad_log_a = arena.take(g.lanes());
+    float *grad_window = arena.take(g.lanes() * g.in()), *grad_log_a = arena.take(g.lanes());
     double* own = kernel_sums.data() + part * 2 * each;
     ThreadSums sums{grad_weight.get() + part * weight_size, in.offset ? grad_offset.get() + part * offset_size : nullptr,
                     parameters.data() + part * g.outputs, own, own + each};

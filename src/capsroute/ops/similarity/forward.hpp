@@ -19,21 +19,7 @@ struct Routed {
         similarity(arena.take(g.lanes())),
         score(arena.take(g.lanes())),
         coupling(arena.take(g.lanes())) {}
-  static int64_t floats(const Geometry& g) { return Arena::rounded(g.lanes() * g.out()) + 4 * Arena::rounded(g.lanes()); }
 };
-
-// The number from which the exponents of a softmax are counted. An upper bound of the scores serves as well as their
-// largest value and needs no pass, unless the scores may lie so far below it that all of them vanish.
-float softmax_shift(int blocks, const Kernel& kernel, const Window& window, const float* similarity) {
-  if (kernel.bound < 32.0f) return kernel.prior * window.top + kernel.bound;
-  Vec top = splat(-INFINITY);
-  for (int b = 0; b < blocks; ++b) {
-    const Vec prior = load(window.log_activations + b * kLanes) * kernel.prior;
-    const Vec score = load(similarity + b * kLanes) * kernel.gain + prior;
-    top = load(window.mask + b * kLanes) > 0.0f ? larger(score, top) : top;
-  }
-  return largest(top);
-}
 
 // The couplings of the next iteration, from the mean of the last; leaves in the trail what backward will start from.
 template <class Shape>
@@ -43,9 +29,7 @@ void couple(Shape shape, int blocks, const Window& window, Routed& r) {
   const float shift = softmax_shift(blocks, r.kernel, window, r.similarity);
   r.inverse = 1.0f / couplings(r.kernel, blocks, window, r.similarity, shift, r.score, r.coupling);
   for (int d = 0; d < shape.out; ++d) r.trail[d] = r.mu[d];
-  r.trail[shape.out] = shift;
-  r.trail[shape.out + 1] = r.inverse;
-  r.trail += shape.out + 2;
+  r.trail += shape.out;
 }
 
 template <class Shape>
@@ -71,7 +55,7 @@ void forward_window(Shape shape, const Geometry& g, const Inputs& in, const Outp
     const int64_t o = at * g.outputs + j;
     r.kernel = kernels.of(j);
     r.mu = out.poses + o * shape.out;
-    r.trail = out.trail + o * in.iterations * (shape.out + 2);
+    r.trail = out.trail + o * in.iterations * shape.out;
     r.inverse = 1.0f / window.voters;
     votes(shape, blocks, matrices.weight(j), window.poses, matrices.offset(), r.votes);
     weighted_sum(shape.out, blocks, window.flat, r.votes, r.mu);
@@ -89,7 +73,7 @@ void forward_window(Shape shape, const Geometry& g, const Inputs& in, const Outp
 
 // A window of padding alone: nobody votes, so the pose is zero and the logit is what it is without evidence.
 void forward_empty(const Geometry& g, const Inputs& in, const Outputs& out, int64_t at) {
-  const int64_t o = at * g.outputs, trail = in.iterations * (g.out() + 2);
+  const int64_t o = at * g.outputs, trail = in.iterations * g.out();
   std::fill_n(out.poses + o * g.out(), g.outputs * g.out(), 0.0f);
   std::fill_n(out.trail + o * trail, g.outputs * trail, 0.0f);
   std::copy_n(in.beta3, g.outputs, out.logits + o);
@@ -100,7 +84,7 @@ void forward(Shape shape, const Geometry& g, const Inputs& in, const Outputs& ou
   Matrices matrices(g, in);
   const Kernels kernels(g, in);
   parallel(g.threads, g.batch * g.positions, [&](int64_t, int64_t begin, int64_t end) {
-    Arena arena(Window::floats(g) + Routed::floats(g));
+    Arena arena;
     Window window(g, arena);
     Routed routed(g, arena);
     for (int64_t at = begin; at < end; ++at) {

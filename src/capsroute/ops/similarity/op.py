@@ -70,7 +70,7 @@ def similarity_forward(
     widths: Tensor,
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return poses, logits and the trail: what each iteration started from, all that backward needs besides inputs."""
+    """Return poses, logits and the trail: the means that each iteration started from, which backward needs."""
     inputs = (poses, log_activations, weight, offset, index, lambda1, lambda2, beta1, beta2, beta3, heights, widths)
     _check(*inputs, iterations)
     kept = native.contiguous(*inputs)
@@ -156,7 +156,7 @@ similarity_forward.register_autograd(_autograd, setup_context=_setup_context)
 
 def _empty_outputs(poses: Tensor, weight: Tensor, index: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     out, logits = native.empty_outputs(poses, weight, index)
-    return out, logits, poses.new_empty(*logits.shape, iterations, weight.shape[2] * poses.shape[3] + 2)
+    return out, logits, poses.new_empty(*logits.shape, iterations, weight.shape[2] * poses.shape[3])
 
 
 def _check(

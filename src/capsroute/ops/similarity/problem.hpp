@@ -16,7 +16,7 @@ struct Inputs {
 
 struct Outputs {
   float *poses, *logits;
-  float* trail;  // [B, P, J, T, D + 2]: mu before each iteration, then the shift and the inverse sum of its softmax
+  float* trail;  // [B, P, J, T, D]: mu before each iteration
 };
 
 struct Gradients {
@@ -90,7 +90,6 @@ struct Window {
         log_activations(arena.take(g.lanes())),
         mask(arena.take(g.lanes())),
         flat(arena.take(g.lanes())) {}
-  static int64_t floats(const Geometry& g) { return Arena::rounded(g.lanes() * g.in()) + 3 * Arena::rounded(g.lanes()); }
 
   void read(const Geometry& g, const Inputs& in, int64_t image, int64_t position) {
     const int32_t* index = in.index + position * g.window;
@@ -127,6 +126,19 @@ CAPSROUTE_PASS void similarities(Kernel kernel, int blocks, const float* distanc
     for (int q = 0; q < kernel.components; ++q) total = total + exp2(far * kernel.rate[q]) * kernel.height[q];
     store(out + b * kLanes, total);
   });
+}
+
+// The number from which the exponents of a softmax are counted. An upper bound of the scores serves as well as their
+// largest value and needs no pass, unless the scores may lie so far below it that all of them vanish.
+inline float softmax_shift(int blocks, const Kernel& kernel, const Window& window, const float* similarity) {
+  if (kernel.bound < 32.0f) return kernel.prior * window.top + kernel.bound;
+  Vec top = splat(-INFINITY);
+  for (int b = 0; b < blocks; ++b) {
+    const Vec prior = load(window.log_activations + b * kLanes) * kernel.prior;
+    const Vec score = load(similarity + b * kLanes) * kernel.gain + prior;
+    top = load(window.mask + b * kLanes) > 0.0f ? larger(score, top) : top;
+  }
+  return largest(top);
 }
 
 // Scores, counted from `shift`, and from them couplings, but for the common factor that makes their sum one; returns that sum.
