@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from capsroute.bench.compare import Row
+from capsroute.bench.report import ratios
 from capsroute.data import store
 from capsroute.errors import RunError
 from capsroute.training import table
@@ -123,6 +126,35 @@ def test_results_are_those_of_the_runs():
         assert "| capsroute |" not in readme
         return
     assert table.markdown(results) in readme, "paste the output of `capsroute table results/ --markdown` into README.md"
+
+
+def measured(path: Path) -> str:
+    """The table of a measurement that `capsroute bench --json` wrote, for the page on performance."""
+    found = json.loads(path.read_text())
+    rows = [Row(**row) for row in found["rows"]]
+    where = found["machine"]
+    lines = [
+        f"{where['processor']}, {where['threads']} threads, torch {where['torch']}, load {where['load']}:",
+        "",
+        "| routing | path | phase | ms an image | faster by | MB an image | smaller by |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratio = ratios(rows, row)
+        faster, smaller = ("", "") if ratio is None else (f"{ratio[0]:.1f} x", f"{ratio[1]:.0f} x")
+        numbers = f"{row.ms_per_image:.2f} | {faster} | {row.extra_mb_per_image:.2f} | {smaller}"
+        lines.append(f"| {row.routing} | {row.path} | {row.phase} | {numbers} |")
+    return "\n".join(lines)
+
+
+def test_speeds_are_those_measured():
+    """The page on performance holds the table of results/bench.json; without it, no number."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    file = ROOT / "results" / "bench.json"
+    if file.exists():
+        assert measured(file) in page, f"paste this into docs/performance.md:\n{measured(file)}"
+    else:
+        assert "faster by" not in page
 
 
 def test_published_figures_have_one_source():
