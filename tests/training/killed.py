@@ -22,8 +22,8 @@ from tests.training.tiny import tiny, train
 from capsroute.training import Run, checkpoint
 from capsroute.training.watch import Watcher
 
-KILLS = 24
-CONFIG = tiny("epochs=12")
+KILLS = 22
+CONFIG = tiny("epochs=8")
 
 
 def child(folder: Path) -> None:

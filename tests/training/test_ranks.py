@@ -21,7 +21,8 @@ from capsroute.training.config import ConfigError
 from capsroute.training.ranks import share
 
 ROOT = Path(__file__).parents[2]
-EPOCHS = 30
+EPOCHS = 24
+SMOOTH = "optimizer.eps=1e-3"  # with less, Adam makes a whole step of a rounding error where a gradient is near zero
 
 
 @contextmanager
@@ -59,9 +60,9 @@ def values(run: Run, name: str) -> np.ndarray:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found through /proc")
 def test_two_ranks_one_dies_and_one_finishes(tmp_path: Path) -> None:
     """Two processes train, one is killed, a single one goes on: all of it on the curve of a single process."""
-    alone = train(tiny(f"epochs={EPOCHS}", "optimizer.lr=0.02"), out="alone", watcher=Notes())
+    alone = train(tiny(f"epochs={EPOCHS}", SMOOTH), out="alone", watcher=Notes())
     run = Run(tmp_path / "ranks")
-    with two_ranks(run.folder, "--epochs", str(EPOCHS), "--set", "optimizer.lr=0.02") as job:
+    with two_ranks(run.folder, "--epochs", str(EPOCHS), "--set", SMOOTH) as job:
         wait_for_epochs(run, 6, job)
         os.kill(children(job.pid)[1], signal.SIGKILL)
         said = job.communicate(timeout=120)[0]
@@ -70,7 +71,7 @@ def test_two_ranks_one_dies_and_one_finishes(tmp_path: Path) -> None:
     assert "--resume" in said
     done = [entry for entry in run.metrics if "health" in entry]
     assert 6 <= len(done) < EPOCHS
-    resumed = train(tiny(f"epochs={EPOCHS}", "optimizer.lr=0.02"), out=run.folder, resume=True, watcher=Notes())
+    resumed = train(tiny(f"epochs={EPOCHS}", SMOOTH), out=run.folder, resume=True, watcher=Notes())
     for name in ("train_loss", "val_loss"):
         np.testing.assert_allclose(values(resumed, name), values(alone, name), rtol=2e-4)
     assert np.ptp(values(alone, "train_loss")) > 0.1, "a curve that does not move proves nothing"
@@ -78,12 +79,12 @@ def test_two_ranks_one_dies_and_one_finishes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_rank_then_two(tmp_path: Path) -> None:
-    config = tiny("epochs=6")
+    config = tiny("epochs=6", SMOOTH)
     alone = train(config, out="alone", watcher=Notes())
     run = Run(tmp_path / "ranks")
     with pytest.raises(Exception, match="stopped by a signal"):
         train(config, out=run.folder, watcher=Notes({9: lambda: os.kill(os.getpid(), signal.SIGINT)}))
-    with two_ranks(run.folder, "--epochs", "6", "--resume") as job:
+    with two_ranks(run.folder, "--epochs", "6", "--set", SMOOTH, "--resume") as job:
         said = job.communicate(timeout=200)[0]
     assert job.returncode == 0, said
     assert "the report is" in said

@@ -98,7 +98,7 @@ def test_resume_without_a_checkpoint_starts_afresh_and_says_so() -> None:
 def test_a_run_of_another_configuration_is_refused() -> None:
     with pytest.raises(Stopped):
         train(tiny(), out="run", watcher=Notes({1: interrupt}))
-    with pytest.raises(RunError, match=r"another configuration \(optimizer.lr: 0.003 -> 0.01\)"):
+    with pytest.raises(RunError, match=r"another configuration \(optimizer.lr: 0.02 -> 0.01\)"):
         train(tiny("optimizer.lr=0.01"), out="run", resume=True, watcher=Notes())
     with pytest.raises(RunError, match="unfinished run; --resume goes on with it"):
         train(tiny(), out="run", watcher=Notes())

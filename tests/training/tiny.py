@@ -16,6 +16,7 @@ TINY = (
     "epochs=3",
     "record_from=2",
     "model.stem=[8,3,2]",
+    "model.stem_padding=0",
     "model.primary=2",
     "model.capsules=[[2,2,1]]",
     "model.fused=false",

@@ -69,9 +69,10 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate falls, step by step, to `final` times itself after a rise over `warmup` epochs.
+    """How the learning rate falls, step by step, to `final` times itself.
 
-    `exponential` falls by the same factor every epoch: final ^ (1 / epochs), so a shorter run still ends low.
+    Before that it rises over `warmup` epochs, at most half of the run. `exponential` falls by the same factor every
+    epoch: final ^ (1 / epochs), so a shorter run still ends low.
     """
 
     name: Literal["exponential", "cosine", "constant"] = "exponential"
@@ -117,7 +118,7 @@ class Config:
             "optimizer.weight_decay": (self.optimizer.weight_decay >= 0, "not negative"),
             "optimizer.clip": (self.optimizer.clip is None or self.optimizer.clip > 0, "positive, or null"),
             "schedule.final": (0 < self.schedule.final <= 1, "above 0 and at most 1"),
-            "schedule.warmup": (0 <= self.schedule.warmup < self.epochs, "not negative and shorter than the run"),
+            "schedule.warmup": (self.schedule.warmup >= 0, "not negative"),
         }
         for path, (holds, rule) in rules.items():
             if not holds:
@@ -241,10 +242,11 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             return None
         return _convert(next(a for a in arguments if a is not type(None)), value, path)
     if origin is Literal:
-        # JSON reads a name such as 32 as a number
-        if str(value) not in arguments:
-            raise ConfigError(f"{path}={value!r}: choose one of {', '.join(map(str, arguments))}")
-        return str(value)
+        # JSON reads a name such as 32 as a number, and `none` may be a name
+        name = "none" if value is None else str(value)
+        if name not in arguments:
+            raise ConfigError(f"{path}={name!r}: choose one of {', '.join(arguments)}")
+        return name
     if origin is tuple:
         if not isinstance(value, (list, tuple)) or len(value) != len(arguments):
             raise ConfigError(f"{path}={value!r}: write {len(arguments)} values as [a, b]")

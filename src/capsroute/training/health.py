@@ -85,8 +85,10 @@ class FirstNonFinite:
     def __init__(self, net: nn.Module) -> None:
         self.found: str | None = None
         self._handles = []
+        inside = {id(m) for r in net.modules() if isinstance(r, Routing) for m in r.modules()}
         for name, module in net.named_modules():
-            self._handles.append(module.register_forward_hook(self._hook(name or "the network")))
+            if id(module) not in inside:  # of a capsule layer it is the layer that is named
+                self._handles.append(module.register_forward_hook(self._hook(name or "the network")))
 
     def _hook(self, name: str) -> Any:
         def look(module: nn.Module, _: Any, output: Any) -> None:

@@ -29,7 +29,7 @@ def build_optimizer(net: nn.Module, config: OptimizerConfig) -> torch.optim.Opti
 
 def learning_rate(config: ScheduleConfig, base: float, step: int, steps: int, steps_per_epoch: int) -> float:
     """The rate of step `step` of `steps`: no state, so that a resumed run needs none."""
-    warm = config.warmup * steps_per_epoch
+    warm = min(config.warmup * steps_per_epoch, steps / 2)
     if step < warm:
         return base * (step + 1) / (warm + 1)
     share = (step - warm) / max(steps - warm, 1)

@@ -122,7 +122,15 @@ class Board(Watcher):
             ) from error
         self._inner = inner
         self._writer = SummaryWriter(str(folder))
-        self.start, self.step, self.note = inner.start, inner.step, inner.note  # type: ignore[method-assign]
+
+    def start(self, epochs: int, batches: int, done: int) -> None:
+        self._inner.start(epochs, batches, done)
+
+    def step(self, epoch: int, loss: float, accuracy: float, images: int) -> None:
+        self._inner.step(epoch, loss, accuracy, images)
+
+    def note(self, text: str) -> None:
+        self._inner.note(text)
 
     def epoch(self, entry: dict[str, Any]) -> None:
         self._inner.epoch(entry)

@@ -1,0 +1,114 @@
+"""Configurations and recipes: complete, equal after a round trip, and helpful about mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from capsroute.training import RECIPES, Config, recipe
+from capsroute.training.config import ConfigError, differences
+
+NAMES = {
+    f"{data}-{routing}"
+    for data in ("digits", "mnist", "fashion-mnist", "smallnorb", "affnist", "multimnist")
+    for routing in ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform", "cnn")
+}
+
+
+def test_one_recipe_for_each_data_set_and_routing() -> None:
+    assert set(RECIPES) == NAMES
+    for name in RECIPES:
+        assert recipe(name).recipe == name
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_round_trip_through_json(name: str) -> None:
+    config = recipe(name)
+    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("routing", ["similarity", "connectionist"])
+@pytest.mark.parametrize("data", ["mnist", "smallnorb"])
+def test_the_papers_protocol_is_the_default_of_its_recipes(data: str, routing: str) -> None:
+    config = recipe(f"{data}-{routing}")
+    assert (config.epochs, config.record_from) == (100, 10)
+    assert (config.optimizer.name, config.optimizer.lr, config.schedule.name) == ("adam", 3e-3, "exponential")
+    assert (config.data.val_split, config.data.val_fraction) == ("random", 0.1)
+    assert config.loss.name == "cross_entropy"
+    assert "routing_options" not in config.model, "three iterations are the routing's own default"
+
+
+def test_em_uses_the_spread_loss() -> None:
+    assert recipe("smallnorb-em").loss.name == "spread"
+
+
+def test_settings_change_one_entry_each() -> None:
+    config = recipe("smallnorb-similarity").with_settings(
+        [
+            "optimizer.lr=1",
+            "optimizer.betas=[0.8, 0.99]",
+            "optimizer.clip=none",
+            "data.cameras=left",
+            "data.transform.cutout=8",
+            "model.routing_options.iterations=5",
+            "model.coordinate_addition=true",
+            "precision=32",
+        ]
+    )
+    before = recipe("smallnorb-similarity").to_dict()
+    assert differences(before, config.to_dict()) == [
+        'data.cameras: "stereo" -> "left"',
+        "data.transform.cutout: null -> 8",
+        "model.coordinate_addition: null -> true",
+        'model.routing_options: null -> {"iterations": 5}',
+        "optimizer.betas: [0.9, 0.999] -> [0.8, 0.99]",
+        "optimizer.clip: 5.0 -> null",
+        "optimizer.lr: 0.003 -> 1.0",
+    ]
+    assert isinstance(config.optimizer.lr, float)
+    assert config.optimizer.betas == (0.8, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("optimizer.lrr=1", r"unknown option 'optimizer.lrr' \(did you mean 'lr'\?\); there are name, lr, "),
+        ("optimiser.lr=1", r"unknown option 'optimiser.lr' \(did you mean 'optimizer'\?\)"),
+        ("model.primry=1", r"unknown option 'model.primry' \(did you mean 'primary'\?\)"),
+        ("model.classes=3", r"unknown option 'model.classes'"),
+        ("data.transform.cutot=1", r"unknown option 'data.transform.cutot' \(did you mean 'cutout'\?\)"),
+        ("epochs=many", "epochs='many': takes an int"),
+        ("epochs=2.5", "epochs=2.5: takes an int"),
+        ("epochs=0", "epochs=0: must be at least 1"),
+        ("epochs", "--set epochs: write it as name=value"),
+        ("epochs.x=1", "'epochs' is one value, nothing lies below it"),
+        ("optimizer=3", "'optimizer' has several entries; set one of optimizer.name, "),
+        ("data.options=3", "data.options=3: takes named entries; set data.options.NAME=value"),
+        ("optimizer.betas=0.9", r"optimizer.betas=0.9: write 2 values as \[a, b\]"),
+        ("loss.name=spred", "loss.name='spred': choose one of cross_entropy, spread, margin"),
+        ("precision=16", "precision='16': choose one of 32, bf16"),
+        ("ema=1", "ema=1.0: must be between 0 and 1"),
+        ("schedule.warmup=-1", "schedule.warmup=-1.0: must be not negative"),
+        ("loss.reconstruction=0.1", r"needs a decoder; --set model.decoder=\[512,1024\]"),
+    ],
+)
+def test_wrong_settings_are_told_with_the_way_out(setting: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        recipe("mnist-similarity").with_settings([setting])
+    assert "\n" not in str(caught.value)
+
+
+def test_smoothing_goes_with_cross_entropy() -> None:
+    with pytest.raises(ConfigError, match=r"loss.smoothing=0.1 goes with cross_entropy, not with 'spread'"):
+        recipe("mnist-em").with_settings(["loss.smoothing=0.1"])
+
+
+def test_unknown_recipe() -> None:
+    with pytest.raises(ConfigError, match=r"unknown recipe 'minst-em' \(did you mean 'mnist-em'\?\); .* cnn$"):
+        recipe("minst-em")
+
+
+def test_unknown_entry_of_a_file() -> None:
+    with pytest.raises(ConfigError, match=r"unknown entry 'optimizer.lrate' \(did you mean 'lr'\?\)"):
+        Config.from_dict({"optimizer": {"lrate": 1.0}})
