@@ -201,3 +201,47 @@ def test_refuses_what_does_not_fit(change, message):
         arguments[place] = value
     with pytest.raises(ValueError, match=message):
         connectionist(*arguments)
+
+
+@pytest.fixture
+def bfloat16(monkeypatch):
+    """Products in bfloat16, computed the long way where the processor has no instructions for them."""
+    monkeypatch.setenv("CAPSROUTE_BFLOAT16", "emulate")
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_bfloat16_products_keep_two_digits(name, bfloat16):
+    layer, caps = layer_and_capsules(name, routing.connectionist(f_hidden=(), g_hidden=()))
+    exact = fused_step(reference(layer), caps)
+    for key, value in fused_step(layer, caps).items():
+        distance, size = float((value - exact[key]).norm()), float(exact[key].norm())
+        # the bias of f's output moves all scores alike: its gradient is zero but for rounding
+        assert distance <= max(2e-2 * size, 1e-6), f"{key}: {distance:.3g} of {size:.3g}"
+
+
+@pytest.mark.parametrize("wide", [32, 64])
+def test_bfloat16_in_the_deeper_layers_of_the_paper(wide, bfloat16):
+    """Rounding takes some ReLUs across their kink, and sums that cancel lose more: the gradient as a whole counts."""
+    how = routing.connectionist(f_hidden=(wide, wide), g_hidden=(2 * wide, 2 * wide))
+    layer = cr.DenseCapsules(16, 5, space=(4, 4), routing=how, fused=True, vote_budget=None)
+    caps = Capsules.from_logits(torch.randn(1, 4, 4, 16, 4, 4), torch.randn(1, 4, 4, 16))
+    exact, rounded = fused_step(reference(layer), caps), fused_step(layer, caps)
+    for key in ("out poses", "out logits"):
+        assert float((rounded[key] - exact[key]).norm()) <= 2e-2 * float(exact[key].norm())
+    whole, expected = (torch.cat([g.flatten() for k, g in named.items() if "grad" in k]) for named in (rounded, exact))
+    assert float((whole - expected).norm()) <= 2e-2 * float(expected.norm())
+
+
+def test_bfloat16_is_off_unless_torch_is_told(monkeypatch, bfloat16):
+    layer, caps = layer_and_capsules(LAYER, ROUTINGS["two hidden layers"])
+    rounded = layer(caps).poses
+    torch.set_float32_matmul_precision("high")
+    plain = layer(caps).poses
+    assert not torch.equal(rounded, plain)
+    monkeypatch.delenv("CAPSROUTE_BFLOAT16")
+    torch.set_float32_matmul_precision("medium")
+    has = ops.native.library("connectionist").capsroute_connectionist_has_bfloat16()
+    assert torch.equal(layer(caps).poses, rounded if has else plain)

@@ -227,39 +227,48 @@ void iteration_backward(const Geometry& g, const Prepared& p, const Window& wind
   }
 }
 
-// What an iteration does not change: from the gates of all iterations to votes, activations, weights and poses.
+// What no iteration changes, for a few blocks: the gates' gradients are added up over the iterations (into those of the
+// first), and lead to the gradients of votes and activations.
+template <int N>
+void projection_backward(const Inputs& in, const Prepared& p, int64_t b, Workspace& w, float* grad_active) {
+  const Cell& cell = p.cell;
+  const int stride = cell.gate_stride();
+  float* gates = w.at(w.gates, 0, b, stride);
+  for (int m = 0; m < N * stride; ++m) {
+    Vec total = load(gates + m * kLanes);
+    for (int64_t t = 1; t < in.iterations; ++t) total += load(w.at(w.gates, t, b, stride) + m * kLanes);
+    store(gates + m * kLanes, total);
+  }
+  const auto through_means = [&](int k) __attribute__((always_inline)) {
+    Pack<N> all = zeros<N>();
+    for (int64_t t = 0; t <= in.iterations; ++t)
+      all = all + load<N>(w.at(w.coupling, t, b, 1)) * w.grad_mu[t * cell.pose_row() + k];
+    return all;
+  };
+  multiply<N>(cell.from_vote, gates, stride, w.grad_votes, padded(cell.pose), through_means,
+              [](int, const Pack<N>& sum) __attribute__((always_inline)) { return sum; });
+  const Pack<N> active = multiply_row<N>(cell.gates(), cell.raw_active, gates, stride);
+  store(grad_active + b * kLanes, load<N>(grad_active + b * kLanes) + active);
+}
+
+// From the gradients of all iterations' gates to those of the cell's matrices, votes, activations, weights and poses.
 template <class Shape>
 void inputs_backward(Shape shape, const Geometry& g, const Inputs& in, const Prepared& p, const Window& window,
                      const float* weight, Workspace& w, Sums& sums, float* grad_weight, float* grad_offset,
                      float* grad_window, float* grad_active) {
   const Cell& cell = p.cell;
-  const int pose = cell.pose, stride = cell.gate_stride(), blocks = g.blocks(), later = static_cast<int>(in.iterations - 1);
-  add_outer(later * blocks, cell.gates(), w.at(w.gates, 1, 0, stride), stride, 1 + cell.units, w.state,
-            cell.rows.count(), sums.state);
+  const int stride = cell.gate_stride(), blocks = g.blocks(), later = static_cast<int>(in.iterations - 1) * blocks;
+  p.outer(later, cell.gates(), w.at(w.gates, 1, 0, stride), stride, 1 + cell.units, w.state, cell.rows.count(),
+          sums.state);
   in_groups(blocks, [&](int b, auto n) {
-    float* gates = w.at(w.gates, 0, b, stride);
-    for (int m = 0; m < n * stride; ++m) {
-      Vec total = load(gates + m * kLanes);
-      for (int t = 1; t <= later; ++t) total += load(gates + (t * blocks * stride + m) * kLanes);
-      store(gates + m * kLanes, total);
-    }
-    const auto through_means = [&](int k) __attribute__((always_inline)) {
-      Pack<n> all = zeros<n>();
-      for (int64_t t = 0; t <= in.iterations; ++t)
-        all = all + load<n>(w.at(w.coupling, t, b, 1)) * w.grad_mu[t * cell.pose_row() + k];
-      return all;
-    };
-    multiply<n>(cell.from_vote, gates, stride, w.grad_votes, padded(pose), through_means,
-                [](int, const Pack<n>& sum) __attribute__((always_inline)) { return sum; });
-    const auto active = multiply_row<n>(cell.gates(), cell.raw_active, gates, stride);
-    store(grad_active + b * kLanes, load<n>(grad_active + b * kLanes) + active);
+    projection_backward<n>(in, p, b, w, grad_active);
     for (int k = 0; k < n; ++k)
       votes_backward_block(shape, weight + (b + k) * shape.weight * kLanes, window.poses + (b + k) * shape.in * kLanes,
-                           w.grad_votes + k * padded(pose) * kLanes, grad_weight + (b + k) * shape.weight * kLanes,
+                           w.grad_votes + k * padded(cell.pose) * kLanes, grad_weight + (b + k) * shape.weight * kLanes,
                            grad_window + (b + k) * shape.in * kLanes,
                            grad_offset ? grad_offset + (b + k) * shape.out * kLanes : nullptr);
   });
-  add_outer(blocks, cell.gates(), w.gates, stride, pose, w.votes, pose, sums.vote);
+  p.outer(blocks, cell.gates(), w.gates, stride, cell.pose, w.votes, cell.pose, sums.vote);
   weighted_sum(stride, blocks, window.activations, w.gates, w.totals);
   for (int m = 0; m < cell.gates(); ++m) sums.active[m] += w.totals[m];
 }

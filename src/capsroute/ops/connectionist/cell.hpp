@@ -158,16 +158,16 @@ struct Cell {
   int vote_column() const { return pose + 1; }
   int active_column() const { return 2 * pose + 1; }
 
-  Cell(const float* weight_ih, const float* weight_hh, const float* given_bias, int units, int pose, Pool& pool)
+  Cell(const float* weight_ih, const float* weight_hh, const float* given_bias, int units, int pose, bool bfloat16, Pool& pool)
       : units(units), pose(pose), rows{units} {
     const auto scale = [](int m) { return m % 4 == 2 ? kTanhScale : kSigmoidScale; };
     const auto ih = [&](int m, int k) { return weight_ih[given_row(m) * given_width() + k]; };
     const auto hh = [&](int m, int k) { return weight_hh[given_row(m) * units + k]; };
     const auto state_entry = [&](int m, int k) { return scale(m) * (k ? hh(m, k - 1) : ih(m, coupling_column())); };
-    vote = Panel(gates(), pose, pool, [&](int m, int k) { return scale(m) * ih(m, vote_column() + k); });
-    state = Panel(gates(), 1 + units, pool, state_entry);
-    from_vote = Panel(pose, gates(), pool, [&](int k, int m) { return ih(m, vote_column() + k); });
-    from_hidden = Panel(units, gates(), pool, [&](int k, int m) { return hh(m, k); });
+    vote = Panel(gates(), pose, bfloat16, pool, [&](int m, int k) { return scale(m) * ih(m, vote_column() + k); });
+    state = Panel(gates(), 1 + units, bfloat16, pool, state_entry);
+    from_vote = Panel(pose, gates(), bfloat16, pool, [&](int k, int m) { return ih(m, vote_column() + k); });
+    from_hidden = Panel(units, gates(), bfloat16, pool, [&](int k, int m) { return hh(m, k); });
     for (float** row : {&bias, &active, &coupling, &raw_active, &raw_coupling}) *row = pool.take(gate_row());
     mean = pool.take(pose * gate_row());
     raw_mean = pool.take(gates() * pose_row());

@@ -7,6 +7,9 @@
 
 extern "C" {
 
+// Whether products in bfloat16 are instructions of the processor that this was compiled for.
+int capsroute_connectionist_has_bfloat16() { return capsroute::kHasPairs; }
+
 // Returns 0, or 1 when the index table names an input that does not exist.
 int capsroute_connectionist_forward(const capsroute::Geometry* g, const capsroute::Inputs* in,
                                     const capsroute::Outputs* out) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def connectionist_forward(
     native.call(
         native.library("connectionist").capsroute_connectionist_forward,
         native.geometry(poses, weight, index),
-        native.words(*kept, layers, len(widths), weight_hh.shape[1], iterations),
+        native.words(*kept, layers, len(widths), weight_hh.shape[1], iterations, _bfloat16()),
         native.words(*outputs),
     )
     return outputs
@@ -116,7 +117,7 @@ def connectionist_backward(
     native.call(
         native.library("connectionist").capsroute_connectionist_backward,
         native.geometry(poses, weight, index),
-        native.words(*kept, layers, len(widths), weight_hh.shape[1], iterations),
+        native.words(*kept, layers, len(widths), weight_hh.shape[1], iterations, _bfloat16()),
         native.words(None, None, saved[2]),
         native.words(*saved[:2], *grads),
     )
@@ -164,6 +165,14 @@ def _autograd(ctx: Any, grad_poses: Tensor | None, grad_summary: Tensor | None, 
 
 
 connectionist_forward.register_autograd(_autograd, setup_context=_setup_context)
+
+
+def _bfloat16() -> bool:
+    """Whether matrix products round their operands: torch's own switch allows it, and the processor gains by it."""
+    if torch.get_float32_matmul_precision() != "medium":
+        return False
+    has_instructions: int = native.library("connectionist").capsroute_connectionist_has_bfloat16()
+    return bool(has_instructions) or os.environ.get("CAPSROUTE_BFLOAT16") == "emulate"
 
 
 def _empty_outputs(

@@ -32,9 +32,11 @@ struct Perceptron {
   int last_inputs = 0, last_rows = 0;  // of the layer that the output reads; padded
   const float* last;  // the output's weights, padded
   float last_bias;
+  AddOuter outer;
 
   // `given`: weights [width, inputs] and biases of each layer, one after the other, then those of the output.
-  Perceptron(const float* given, const int64_t* widths, int64_t count, int inputs, Pool& pool) {
+  Perceptron(const float* given, const int64_t* widths, int64_t count, int inputs, bool bfloat16, Pool& pool)
+      : outer(bfloat16 ? add_outer_of_pairs : add_outer<>) {
     const auto take_padded = [&](int size) {
       float* at = pool.take(padded(size));
       std::copy_n(given, size, at);
@@ -44,8 +46,8 @@ struct Perceptron {
     for (int64_t l = 0; l < count; ++l) {
       Layer layer{static_cast<int>(widths[l]), inputs, rows, {}, {}, nullptr};
       const float* matrix = given;
-      layer.forward = Panel(layer.width, inputs, pool, [=](int m, int k) { return matrix[m * inputs + k]; });
-      layer.backward = Panel(inputs, layer.width, pool, [=](int k, int m) { return matrix[m * inputs + k]; });
+      layer.forward = Panel(layer.width, inputs, bfloat16, pool, [=](int m, int k) { return matrix[m * inputs + k]; });
+      layer.backward = Panel(inputs, layer.width, bfloat16, pool, [=](int k, int m) { return matrix[m * inputs + k]; });
       given += layer.width * inputs;
       layer.bias = take_padded(layer.width);
       rows += padded(layer.width) + 1;
@@ -125,7 +127,7 @@ struct Perceptron {
     const float* x = hidden;
     int stride = hidden_stride;
     for (const Layer& layer : layers) {
-      add_outer(blocks, padded(layer.width), deltas + layer.first * kLanes, rows, layer.columns(), x, stride, sums);
+      outer(blocks, padded(layer.width), deltas + layer.first * kLanes, rows, layer.columns(), x, stride, sums);
       sums += static_cast<int64_t>(padded(layer.width)) * layer.columns() * kLanes;
       x = activations + layer.first * kLanes;
       stride = rows;

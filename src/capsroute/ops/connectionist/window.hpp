@@ -13,7 +13,7 @@ struct Inputs {
   const int32_t* index;
   const float *weight_ih, *weight_hh, *bias, *score;
   const int64_t* widths;
-  int64_t hidden_layers, units, iterations;
+  int64_t hidden_layers, units, iterations, bfloat16;
 };
 
 struct Outputs {
@@ -34,12 +34,15 @@ struct Prepared {
   float *weight, *offset = nullptr;
   Cell cell;
   Perceptron score;
+  AddOuter outer;
 
   Prepared(const Geometry& g, const Inputs& in)
       : weight_size(g.lanes() * g.weight()),
         weight(pool.take(g.outputs * weight_size)),
-        cell(in.weight_ih, in.weight_hh, in.bias, static_cast<int>(in.units), static_cast<int>(g.out()), pool),
-        score(in.score, in.widths, in.hidden_layers, static_cast<int>(in.units), pool) {
+        cell(in.weight_ih, in.weight_hh, in.bias, static_cast<int>(in.units), static_cast<int>(g.out()), in.bfloat16,
+             pool),
+        score(in.score, in.widths, in.hidden_layers, static_cast<int>(in.units), in.bfloat16, pool),
+        outer(in.bfloat16 ? add_outer_of_pairs : add_outer<>) {
     pack(g, in.weight, g.outputs, g.weight(), weight);
     if (!in.offset) return;
     offset = pool.take(g.lanes() * g.out());
