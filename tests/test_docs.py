@@ -86,9 +86,10 @@ def test_command_parses(words):
     command, rest = get_command(app), list(words)
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
+    if hasattr(command, "commands"):
+        assert not rest or rest[0].startswith("-"), f"{rest[0]!r} is no command"
     if rest != ["--help"]:
-        context = command.make_context("capsroute", rest)
-        assert not context.args, f"{context.args[0]!r} is no command"
+        command.make_context("capsroute", rest)
 
 
 @pytest.mark.parametrize(
