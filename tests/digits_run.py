@@ -24,6 +24,6 @@ def digits_run(tmp_path_factory) -> Path:
     with (shared / "digits-run.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not run.finished:
-            config = recipe("digits-similarity", epochs=3).with_settings(["optimizer.lr=2e-2", "record_from=1"])
+            config = recipe("digits-similarity", epochs=3, record_from=1)
             train(config, out=run.folder, force=True, accelerator="cpu", threads=1, watcher=Watcher())
     return run.folder

@@ -19,6 +19,7 @@ def read_curve(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def find_runs(folder: Path | str) -> list[Run]:
-    """The runs in a folder, those with at least one finished epoch, by name."""
-    found = [Run(path.parent) for path in sorted(Path(folder).glob("*/metrics.jsonl"))]
+    """The runs in a folder, those with at least one finished epoch, newest first."""
+    files = sorted(Path(folder).glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [Run(path.parent) for path in files]
     return [run for run in found if run.exists and any("epoch" in entry for entry in run.metrics)]

@@ -71,6 +71,6 @@ def train_digits(tell: Callable[[str], None]) -> Path:
         from capsroute.training.loop import train
         from capsroute.training.recipes import recipe
 
-        config = recipe(DIGITS, epochs=8).with_settings(["optimizer.lr=2e-2", "record_from=1"])
+        config = recipe(DIGITS, epochs=6, record_from=1)
         train(config, out=run.folder, force=True, accelerator="cpu", threads=1)
     return run.folder

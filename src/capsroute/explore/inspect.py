@@ -137,7 +137,7 @@ def describe(subject: Subject, look: Look, labels: tuple[int, ...], iteration: i
             markup.row(
                 [
                     markup.picture(
-                        markup.heat(m, high), f"iteration {n} ({evenness[n]:.3f})", width=104, chosen=n == step
+                        markup.heat(m, high), f"iteration {n} ({evenness[n]:.3f})", width=88, chosen=n == step
                     )
                     for n, m in enumerate(maps)
                 ]

@@ -14,8 +14,7 @@ Curve = list[dict[str, Any]]
 
 def names(folder: Path) -> list[str]:
     """The runs in the folder, newest first."""
-    runs = sorted(find_runs(folder), key=lambda run: run.metrics_file.stat().st_mtime, reverse=True)
-    return [run.folder.name for run in runs]
+    return [run.folder.name for run in find_runs(folder)]
 
 
 def describe(folder: Path, chosen: list[str]) -> str:

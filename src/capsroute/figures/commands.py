@@ -273,4 +273,4 @@ def poses(
 def _verdict(subject: Any, image: int, chosen: int) -> str:
     labels = subject.split().labels[image]
     truth = " and ".join(subject.classes[int(n)] for n in (labels if labels.ndim else [labels]))
-    return f"{subject.name}, test image {image}: a {truth}, taken for {subject.classes[chosen]}"
+    return f"{subject.name}, test image {image}: {truth}, taken for {subject.classes[chosen]}"
