@@ -61,5 +61,7 @@ def launch(page: gr.Blocks, host: str, port: int, *, open_browser: bool = False)
             enable_monitoring=False,
         )
     except OSError as error:
-        raise CapsrouteError(f"port {port} of {host} cannot be used ({error}); choose another with --port") from error
+        raise CapsrouteError(
+            f"port {port} of {host} cannot be used: it is taken, or not ours; choose another with --port"
+        ) from error
     return str(address)
