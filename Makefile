@@ -35,7 +35,7 @@ test-slow: setup
 test-browser: setup
 	$(PIP) -e '.[browser]'
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } || true
-	$(BIN)/python -m pytest -m browser tests/explore
+	$(BIN)/python -m pytest -m browser tests/explore -rs
 
 sanitize: setup
 	$(BIN)/python tests/ops/sanitize.py

@@ -150,7 +150,10 @@ class CapsNet(nn.Module):
         """The image as one class capsule remembers it: that of `labels`, or of the most active class."""
         if self.decoder is None:
             raise ValueError("this network has no decoder; build it with decoder=(512, 1024)")
-        drawn: Tensor = self.decoder(caps, caps.activations.argmax(1) if labels is None else labels)
+        if labels is None:
+            # logits where there are any: activations may all have rounded to one
+            labels = (caps.activations if caps.logits is None else caps.logits).argmax(1)
+        drawn: Tensor = self.decoder(caps, labels)
         return drawn
 
     def save_pretrained(self, folder: str | Path) -> None:
