@@ -13,7 +13,12 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(autouse=True)
-def without_reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing a report takes longer than a tiny run; tests of reports ask for them by the mark `report`."""
-    if "report" not in request.keywords:
+def _without_reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing a report takes longer than a tiny run; tests that want one use the fixture `reports`."""
+    if "reports" not in request.fixturenames:
         monkeypatch.setattr("capsroute.training.report.write_report", lambda *_: None)
+
+
+@pytest.fixture
+def reports() -> None:
+    """Runs write their reports."""

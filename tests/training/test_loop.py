@@ -119,16 +119,14 @@ def test_runs_are_numbered() -> None:
     ]
 
 
-def trainer(*settings: str, watcher: Notes | None = None) -> Trainer:
+def trainer(*settings: str) -> Trainer:
     config = tiny(*settings)
-    run = Run("run")
-    run.folder.mkdir()
-    return Trainer(ranks.start(config), gather(config), run, watcher or Notes(), 600.0)
+    return Trainer(ranks.start(config), gather(config))
 
 
 def test_a_non_finite_loss_names_the_layer_and_keeps_the_checkpoint() -> None:
     watcher = Notes()
-    made = trainer(watcher=watcher)
+    made = trainer()
 
     def poison() -> None:
         with torch.no_grad():
@@ -136,7 +134,7 @@ def test_a_non_finite_loss_names_the_layer_and_keeps_the_checkpoint() -> None:
 
     watcher._after[8] = poison
     with pytest.raises(RunError, match=r"the loss is nan in epoch 2, batch 3; .* is in layers\.1 \(DenseCapsules\)"):
-        made.fit()
+        made.fit(Run("run"), watcher)
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-00000006.safetensors"]
 
 
@@ -145,7 +143,7 @@ def test_a_non_finite_gradient_stops_before_it_is_applied(monkeypatch: pytest.Mo
     weight = made.learner.net.primary.conv.weight
     weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(RunError, match=r"the gradient is not finite in epoch 1, batch 1; .* of primary\.conv\.weight"):
-        made.fit()
+        made.fit(Run("run"), Notes())
     assert torch.isfinite(weight).all()
 
 
@@ -159,7 +157,7 @@ def test_images_that_are_not_finite_are_named() -> None:
 
     made.loader.transform = Broken()  # type: ignore[assignment]
     with pytest.raises(RunError, match="is in the images"):
-        made.fit()
+        made.fit(Run("run"), Notes())
 
 
 def test_a_large_rate_is_told_not_endured() -> None:
@@ -172,6 +170,7 @@ def test_a_large_rate_is_told_not_endured() -> None:
 def test_too_small_a_data_set_for_the_batch() -> None:
     with pytest.raises(DataError, match="96 samples do not fill one batch of 97"):
         train(tiny("batch_size=97"), out="run", watcher=Notes())
+    assert not Path("run").exists(), "nothing is left of a run that cannot begin"
 
 
 def test_a_network_that_cannot_be_built() -> None:
@@ -204,7 +203,7 @@ def test_reconstruction_trains_the_decoder() -> None:
     settings = ("model.decoder=[8]", "loss.reconstruction=0.05", "epochs=1")
     made = trainer(*settings)
     before = [p.detach().clone() for p in made.learner.net.decoder.parameters()]
-    made.fit()
+    made.fit(Run("run"), Notes())
     after = list(made.learner.net.decoder.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 

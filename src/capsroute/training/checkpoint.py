@@ -6,11 +6,9 @@ written beside its final name, flushed to the disk, then renamed. The newest two
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +18,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from capsroute.errors import RunError
-from capsroute.files import durable, sync_folder
+from capsroute.training.writing import UNFINISHED, write_atomically
 
 KEPT = 2
-_UNFINISHED = ".unfinished"
 
 
 class Snapshot(NamedTuple):
@@ -41,7 +38,7 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
     content = to_bytes(tensors, {"state": text, "digest": _digest(tensors, text)})
     path = folder / f"step-{step:08d}.safetensors"
     write_atomically(path, content)
-    for old in _newest_first(folder)[KEPT:]:
+    for old in (*_newest_first(folder)[KEPT:], *folder.glob(f"*{UNFINISHED}")):
         old.unlink(missing_ok=True)
     return path
 
@@ -74,38 +71,6 @@ def latest(folder: Path, notify: Callable[[str], None]) -> Snapshot | None:
     if paths:
         raise RunError(f"no checkpoint in {folder} can be read; --force starts the run again")
     return None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that, whatever happens, either all of it is there or what was there before."""
-    unfinished = path.with_name(path.name + _UNFINISHED)
-    with _told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with durable(unfinished) as file:
-                file.write(content)
-            unfinished.replace(path)
-        except OSError:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Faults of the machine as one line each."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(
-                f"the disk is full, {path} was not written; what was saved before is intact: free some space, "
-                "then go on with --resume"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise RunError(f"no permission to write {path}; choose another folder with --out") from error
-        raise RunError(f"{path} cannot be written ({error.strerror or error}); choose another folder") from error
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -1,17 +1,17 @@
-"""What the commands `train`, `evaluate` and `table` do, once torch may be imported."""
+"""What the commands `train` and `evaluate` do; mistakes in their options are told before torch is imported."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from capsroute.training.config import Config, ConfigError
-from capsroute.training.evaluate import confusion
-from capsroute.training.loop import train
-from capsroute.training.ranks import set_threads
 from capsroute.training.recipes import DEFAULT, recipe
 from capsroute.training.run import Run
-from capsroute.training.verdict import Verdict, draw, judge, load_trained
+
+if TYPE_CHECKING:
+    from capsroute.training.verdict import Verdict
 
 
 def run_training(
@@ -33,6 +33,8 @@ def run_training(
     if precision is not None:
         settings = [*settings, f"precision={precision}"]
     config = _chosen(name, out, resume).with_settings(settings).with_values(epochs=epochs, seed=seed)
+    from capsroute.training.loop import train
+
     train(
         config,
         out=out,
@@ -59,6 +61,9 @@ def run_evaluation(
     """`capsroute evaluate`."""
     if (run is None) == (pretrained is None):
         raise ConfigError("pass either a run's folder or --pretrained NAME")
+    from capsroute.training.ranks import set_threads
+    from capsroute.training.verdict import draw, judge, load_trained
+
     set_threads(threads)
     trained = load_trained(pretrained or str(run), data)
     verdicts = judge(trained, affine=affine, multicrop=multicrop, data_dir=data)
@@ -81,6 +86,8 @@ def run_evaluation(
 def _print_confusion(verdict: Verdict, classes: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from capsroute.training.evaluate import confusion
 
     table = Table("is \\ taken for", *classes)
     for name, row in zip(classes, confusion(verdict.found).tolist(), strict=True):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from capsroute import pretrained
 from capsroute.models import count_parameters
-from capsroute.training.checkpoint import write_atomically
 from capsroute.training.evaluate import Predictions, predict
 from capsroute.training.learner import Learner, fill
 from capsroute.training.material import Material
 from capsroute.training.run import Run, commit
+from capsroute.training.writing import write_atomically
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

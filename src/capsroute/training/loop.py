@@ -63,14 +63,14 @@ def train(
     with ranks.telling_lost_ranks(fabric.world_size):
         with fabric.rank_zero_first():
             material = gather(config, data_dir)
+        trainer = Trainer(fabric, material, checkpoint_seconds)
         run = _shared_run(fabric, material.config, out, resume, force, threads, watcher)
         if run.finished:
             watcher.note(f"{run.folder} is finished already; nothing to do")
         else:
             if tensorboard and fabric.is_global_zero:
                 watcher = watch.Board(watcher, run.board)
-            trainer = Trainer(fabric, material, run, watcher, checkpoint_seconds)
-            trainer.fit()
+            trainer.fit(run, watcher)
             finish(fabric, material, run, trainer.learner, threads)
         if fabric.is_global_zero:
             watcher.note(conclusion(run))
@@ -103,37 +103,32 @@ class Stopped(RunError):
 
 
 class Trainer:
-    """One run's loop. `fit` goes from wherever the run stands to the end of training."""
+    """One run's loop. What cannot be trained is refused here, before a folder is touched; `fit` does the rest."""
 
-    def __init__(
-        self, fabric: Fabric, material: Material, run: Run, watcher: watch.Watcher, checkpoint_seconds: float
-    ) -> None:
-        self.fabric, self.material, self.run, self.watcher = fabric, material, run, watcher
-        self.config = material.config
+    run: Run
+    watcher: watch.Watcher
+
+    def __init__(self, fabric: Fabric, material: Material, checkpoint_seconds: float = 600.0) -> None:
+        self.fabric, self.material, self.config = fabric, material, material.config
         self.checkpoint_seconds = checkpoint_seconds
         train, self.held = material.splits()
         self.loader = self._loader(train)
         self.steps = self.config.epochs * len(self.loader)
         self.learner = Learner(material.network().to(fabric.device), self.config)
-        snapshot = checkpoint.latest(run.checkpoints, watcher.note)
-        if snapshot is not None:
-            self.learner.restore(snapshot)
-            where = self.learner.progress
-            watcher.note(f"going on from {snapshot.path.name}: epoch {where.epoch + 1}, batch {where.batch + 1}")
         self.objective = Objective(self.learner.net, self.config.loss, self.steps)
-        self.model = fabric.setup_module(self.objective)
         # a few held-out images, the same each epoch, show how routing fares
         self.shown = self._first_images(train if self.held is None else self.held)
-        if fabric.is_global_zero:
-            run.forget_after(self.step)
 
     @property
     def step(self) -> int:
         """Steps done since the start of the run."""
         return self.learner.progress.epoch * len(self.loader) + self.learner.progress.batch
 
-    def fit(self) -> None:
-        """Train to the end, or to a signal."""
+    def fit(self, run: Run, watcher: watch.Watcher) -> None:
+        """Train from wherever the run stands to the end, or to a signal."""
+        self.run, self.watcher = run, watcher
+        self._restore()
+        self.model = self.fabric.setup_module(self.objective)
         progress = self.learner.progress
         self.watcher.start(self.config.epochs, len(self.loader), self.step)
         self._since = self._saved = time.perf_counter()
@@ -150,6 +145,15 @@ class Trainer:
                     self._save()
         finally:
             self.watcher.stop()
+
+    def _restore(self) -> None:
+        snapshot = checkpoint.latest(self.run.checkpoints, self.watcher.note)
+        if snapshot is not None:
+            self.learner.restore(snapshot)
+            where = self.learner.progress
+            self.watcher.note(f"going on from {snapshot.path.name}: epoch {where.epoch + 1}, batch {where.batch + 1}")
+        if self.fabric.is_global_zero:
+            self.run.forget_after(self.step)
 
     def _learn(self, batch: Batch, stop: bool) -> bool:
         """One step; returns whether any rank wants to stop."""

@@ -24,6 +24,7 @@ from capsroute.training.config import Config, ConfigError
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+_LOST = re.compile("gloo|nccl|connection|peer|socket|tcp", re.IGNORECASE)
 _PRECISION = {"32": "32-true", "bf16": "bf16-mixed"}
 
 
@@ -43,7 +44,10 @@ def start(config: Config, accelerator: str = "auto") -> Fabric:
         ranks = DDPStrategy(find_unused_parameters=unused)
         options |= {"devices": local, "num_nodes": world // local, "strategy": ranks}
         warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_reduce is deprecated", FutureWarning)
-    fabric = Fabric(**options)
+    try:
+        fabric = Fabric(**options)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"--accelerator {accelerator}: {error}") from error
     fabric.launch()
     return fabric
 
@@ -76,11 +80,11 @@ def set_threads(threads: int | None) -> int:
 
 @contextmanager
 def telling_lost_ranks(world_size: int) -> Iterator[None]:
-    """A collective call that fails means that another rank is gone."""
+    """A call to other ranks that fails means that one of them is gone."""
     try:
         yield
     except RuntimeError as error:
-        if world_size == 1 or isinstance(error, RunError):
+        if world_size == 1 or isinstance(error, RunError) or not _LOST.search(str(error)):
             raise
         # gloo begins with its source file, and ends with advice that is not for our users
         reason = re.sub(r"^\[[^]]*\]\s*", "", str(error).strip()).split(". ")[0]

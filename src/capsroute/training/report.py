@@ -13,10 +13,10 @@ from torch import Tensor
 
 from capsroute.data import DataSet, Split, Transform
 from capsroute.training import pictures
-from capsroute.training.checkpoint import write_atomically
 from capsroute.training.evaluate import Predictions, confusion
 from capsroute.training.run import Run
 from capsroute.training.watch import clock
+from capsroute.training.writing import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from capsroute.errors import RunError
-from capsroute.training.checkpoint import write_atomically
 from capsroute.training.config import Config, differences
+from capsroute.training.writing import one_line, write_atomically
 
 RUNS = Path("runs")
 _PACKAGES = ("capsroute", "torch", "numpy", "lightning-fabric", "safetensors")
@@ -63,11 +63,8 @@ class Run:
 
     def append(self, entry: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
-        try:
-            with self.metrics_file.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise RunError(f"{self.metrics_file} cannot be written ({error.strerror}); free some space") from error
+        with one_line(self.metrics_file), self.metrics_file.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that will be done again."""
@@ -79,8 +76,9 @@ class Run:
 
     def clear(self) -> None:
         """Remove the parts of a run, and nothing else."""
-        for path in (self.config_file, self.metrics_file, self.result_file, self.report):
-            path.unlink(missing_ok=True)
+        with one_line(self.config_file):
+            for path in (self.config_file, self.metrics_file, self.result_file, self.report):
+                path.unlink(missing_ok=True)
         for folder in (self.checkpoints, self.model, self.board):
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from capsroute.errors import RunError
-from capsroute.training.health import flatten
 
 
 class Watcher:
@@ -133,6 +132,8 @@ class Board(Watcher):
         self._inner.note(text)
 
     def epoch(self, entry: dict[str, Any]) -> None:
+        from capsroute.training.health import flatten
+
         self._inner.epoch(entry)
         names = ("train_loss", "train_error", "val_loss", "val_error", "lr")
         scalars = {name: entry[name] for name in names if entry[name] is not None} | flatten(entry["health"])

@@ -1,0 +1,124 @@
+"""Evaluation: errors, intervals, confusion, mistakes, variations of the test set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.training.tiny import Notes, tiny, train
+from torch import nn
+
+import capsroute as cr
+from capsroute.capsules import Capsules
+from capsroute.data import Split, Transform
+from capsroute.errors import RunError
+from capsroute.training import Predictions, predict
+from capsroute.training.config import ConfigError
+from capsroute.training.evaluate import confusion, wilson
+from capsroute.training.report import worst_mistakes
+from capsroute.training.verdict import draw, judge, load_trained
+
+
+@pytest.mark.parametrize(
+    ("wrong", "count", "interval"),
+    [
+        # worked out from Wilson (1927): z = 1.96
+        (0, 100, (0.0, 0.0370)),
+        (100, 100, (0.9630, 1.0)),
+        (7, 100, (0.0343, 0.1375)),
+        (1000, 24300, (0.03873, 0.04372)),
+    ],
+)
+def test_intervals(wrong: int, count: int, interval: tuple[float, float]) -> None:
+    assert wilson(wrong, count) == pytest.approx(interval, abs=5e-5)
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    drawn = rng.binomial(400, 0.07, size=4000)
+    covered = np.mean([low <= 0.07 <= high for low, high in (wilson(int(k), 400) for k in drawn)])
+    assert 0.93 < covered < 0.97
+
+
+def test_errors_and_confusion() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [5.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    found = Predictions(logits, torch.tensor([0, 1, 2, 2]))
+    assert found.error == 25.0
+    assert confusion(found).tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+
+
+def test_the_surest_mistakes_come_first() -> None:
+    logits = torch.tensor([[0.0, 1.0], [0.0, 9.0], [9.0, 0.0], [0.0, 4.0]])
+    assert worst_mistakes(Predictions(logits, torch.tensor([0, 0, 0, 0]))).tolist() == [1, 3, 0]
+    pairs = Predictions(torch.tensor([[5.0, 1.0, 4.0], [5.0, 4.0, 1.0]]), torch.tensor([[0, 1], [1, 0]]))
+    assert worst_mistakes(pairs).tolist() == [0]
+
+
+class Mean(nn.Module):
+    """Says class 1 where the middle of an image is bright; batches are noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.sizes: list[int] = []
+
+    def forward(self, images: torch.Tensor) -> Capsules:
+        self.sizes.append(len(images))
+        bright = 8 * images.mean((1, 2, 3)) - 4
+        logits = torch.stack([-bright, bright], dim=1)
+        return Capsules.from_logits(logits[..., None, None], logits)
+
+
+def split(count: int = 10) -> Split:
+    images = np.zeros((count, 1, 12, 12), np.uint8)
+    images[1::2] = 255
+    return Split.of(images, np.arange(count) % 2)
+
+
+def test_predictions_come_in_the_order_of_the_split_and_leave_the_mode() -> None:
+    net = Mean().train()
+    found = predict(net, split(), Transform(crop=6), batch_size=4)
+    assert net.sizes == [4, 4, 2]
+    assert net.training
+    assert found.error == 0.0
+    torch.testing.assert_close(found.logits[:, 1], torch.tensor([-4.0, 4.0] * 5))
+
+
+def test_multicrop_averages_activations() -> None:
+    net = Mean()
+    images = np.zeros((1, 1, 12, 12), np.uint8)
+    images[..., :6] = 255  # the centre crop is half bright; a shift to the side makes it more or less so
+    found = predict(net, Split.of(images, [0]), Transform(crop=6), multicrop=True)
+    assert net.sizes == [13]
+    share = torch.tensor([0.5] + [0.5 - s / 6 for step in (1, 2, 3) for s in (-step, step) * 2])
+    expected = torch.sigmoid(8 * share - 4).mean()
+    assert torch.sigmoid(found.logits[0, 1]).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_a_run_is_judged_as_it_was_tested_and_drawn(tmp_path: Path) -> None:
+    run = train(tiny("epochs=2"), out="run", watcher=Notes())
+    trained = load_trained(run.folder)
+    verdicts = judge(trained)
+    assert [verdict.found.error for verdict in verdicts] == [run.result["test_error"]]
+    assert verdicts[0].to_dict()["test_interval"] == run.result["test_interval"]
+    names = [path.name for path in draw(verdicts[0], trained.dataset.classes, tmp_path / "drawn")]
+    assert names == ["confusion.png", "mistakes.png"]
+    assert all((tmp_path / "drawn" / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_variations_that_the_data_set_does_not_have() -> None:
+    trained = load_trained(train(tiny("epochs=1"), out="run", watcher=Notes()).folder)
+    with pytest.raises(ConfigError, match="--multicrop is not for digits: crop=None of 8 pixels"):
+        judge(trained, multicrop=True)
+    with pytest.raises(ConfigError, match="this network sees digits at 8 x 8; train affnist-similarity"):
+        judge(trained, affine=True)
+
+
+def test_what_cannot_be_judged(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no network at nowhere: pass a folder"):
+        load_trained("nowhere")
+    cr.CapsNet(image_size=8, stem=(4, 3, 1), primary=2, capsules=()).save_pretrained(tmp_path / "bare")
+    with pytest.raises(RunError, match=r"does not say what its network was trained on: there is no training\.json"):
+        load_trained(tmp_path / "bare")

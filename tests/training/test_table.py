@@ -1,0 +1,124 @@
+"""The results table: which run is shown, what stands beside it, and in which forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsroute.errors import RunError
+from capsroute.training import table
+from capsroute.training.published import PUBLISHED
+
+
+def result(routing: str = "similarity", seed: int = 0, **changes: Any) -> dict[str, Any]:
+    lr = changes.pop("lr", 3e-3)
+    made = {
+        "recipe": f"smallnorb-{routing}",
+        "dataset": "smallnorb",
+        "source": "jpeg",
+        "cameras": "stereo",
+        "routing": routing,
+        "seed": seed,
+        "epochs": 20,
+        "parameters": 88_000,
+        "val_error": 1.0,
+        "val_split": "by_instance",
+        "test_error": 5.0,
+        "test_interval": [4.7, 5.3],
+        "wall_seconds": 3723.0,
+        "threads": 2,
+        "commit": None,
+        "config": {"seed": seed, "optimizer": {"lr": lr}, "loss": {"name": "cross_entropy"}},
+        "curve": [],
+    }
+    return {**made, **changes}
+
+
+def cells(results: list[dict[str, Any]]) -> dict[str, str]:
+    """Our cells of the table by data set."""
+    header, rows = table.build(results)
+    ours = [row for row in rows if row[1] == "capsroute"]
+    assert len(ours) == 1
+    return dict(zip(header, ours[0], strict=True))
+
+
+def test_the_run_chosen_by_validation_is_shown_not_the_best_on_test() -> None:
+    lucky = result(val_error=2.0, test_error=1.0, lr=1e-2)
+    assert cells([lucky, result()])["smallNORB (JPEG copy), stereo"] == "5.00"
+
+
+def test_seeds_give_mean_and_deviation_of_the_same_configuration() -> None:
+    seeds = [result(seed=n, test_error=e, val_error=v) for n, e, v in ((0, 5.0, 1.0), (1, 6.0, 0.9), (2, 7.0, 1.1))]
+    other = result(seed=3, test_error=50.0, val_error=2.0, lr=1e-2)
+    assert cells([*seeds, other])["smallNORB (JPEG copy), stereo"] == "6.00 (6.00 ± 1.00, 3 seeds)"
+
+
+def test_errors_of_different_validation_splits_are_not_compared() -> None:
+    easy = result(val_error=0.1, val_split="random", test_error=9.0, lr=1e-2)
+    none = result(val_error=None, val_split="none", test_error=2.0, lr=1e-3)
+    assert cells([none, easy, result()])["smallNORB (JPEG copy), stereo"] == "5.00"
+    assert cells([none])["smallNORB (JPEG copy), stereo"] == "2.00"
+
+
+def test_copies_and_cameras_are_told_apart() -> None:
+    results = [result(), result(cameras="left", test_error=6.0), result(source="mat", test_error=7.0)]
+    results += [result(dataset="mnist", source="idx", cameras=None, test_error=0.4, parameters=105_000)]
+    ours = cells(results)
+    assert ours["smallNORB (JPEG copy), stereo"] == "5.00"
+    assert ours["smallNORB (JPEG copy), left"] == "6.00"
+    assert ours["smallNORB, stereo"] == "7.00"
+    assert ours["MNIST"] == "0.40"
+    assert ours["weights"] == "88K–105K"
+
+
+def test_the_papers_rows_stand_beside_ours() -> None:
+    _, rows = table.build([result()])
+    paper = {row[0]: row[3:5] for row in rows if row[1] == "this paper"}
+    assert paper == {"similarity": ("1.0", "8.19"), "connectionist": ("0.53", "6.7")}
+    assert ("0.9", "8.2") in [row[3:5] for row in rows if row[1] == "www0wwwjs1"]
+    assert len(rows) == len(PUBLISHED) + 1
+    assert all(known.source for known in PUBLISHED)
+
+
+def test_details_say_what_stands_behind_a_number() -> None:
+    header, rows = table.details([result(), result(seed=4)])
+    assert dict(zip(header, rows[0], strict=True)) == {
+        "routing": "similarity",
+        "data": "smallNORB (JPEG copy), stereo",
+        "test error": "5.00",
+        "95 % interval": "4.70 to 5.30",
+        "validation": "1.00 (by_instance)",
+        "loss": "cross-entropy",
+        "epochs": "20",
+        "time": "1:02:03",
+        "seeds": "0, 4",
+    }
+
+
+def test_results_are_found_in_files_runs_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "a.json").write_text(json.dumps(result()))
+    (tmp_path / "results" / "other.json").write_text("{}")
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "result.json").write_text(json.dumps(result(seed=1)))
+    (tmp_path / "runs" / "one" / "config.json").write_text("{}")
+    for path, count in (("results", 1), ("runs", 1), ("runs/one", 1), ("results/a.json", 1)):
+        assert len(table.collect([tmp_path / path])) == count
+    with pytest.raises(RunError, match=r"other\.json holds no results"):
+        table.collect([tmp_path / "results" / "other.json"])
+    with pytest.raises(RunError, match="cannot be read"):
+        table.collect([tmp_path / "nothing"])
+
+
+def test_text_markdown_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [result(), result("em", test_error=4.2)]
+    text = table.markdown(results)
+    assert "| similarity | capsroute | 88K | – | – | 5.00 | runs below |" in text
+    assert "| em | www0wwwjs1 | – | 0.9 | 8.2 |" in text
+    table.show(results)
+    assert "smallNORB (JPEG copy), stereo" in capsys.readouterr().out
+    table.picture(results, tmp_path / "table.png")
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
