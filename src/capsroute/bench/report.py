@@ -57,7 +57,7 @@ def table(rows: Sequence[Row]) -> Table:
     from rich.table import Table
 
     made = Table("routing", "path", "phase", box=None, pad_edge=False)
-    for name in ("ms an image", "faster by", "MB an image", "smaller by", "batch", "steps"):
+    for name in ("ms an image", "faster by", "core ms", "MB an image", "smaller by", "batch", "steps"):
         made.add_column(name, justify="right")
     previous = None
     for row in rows:
@@ -66,6 +66,7 @@ def table(rows: Sequence[Row]) -> Table:
         previous = row.routing
         ratio = ratios(rows, row)
         faster, smaller = ("", "") if ratio is None else (f"{ratio[0]:.1f} x", f"{ratio[1]:.0f} x")
-        time, memory = f"{row.ms_per_image:.2f}", f"{row.extra_mb_per_image:.2f}"
-        made.add_row(row.routing, row.path, row.phase, time, faster, memory, smaller, str(row.batch), str(row.steps))
+        time, cores, memory = (f"{x:.2f}" for x in (row.ms_per_image, row.core_ms_per_image, row.extra_mb_per_image))
+        measured = (str(row.batch), str(row.steps))
+        made.add_row(row.routing, row.path, row.phase, time, faster, cores, memory, smaller, *measured)
     return made
