@@ -5,6 +5,7 @@
 #include "terms.hpp"
 
 namespace capsroute {
+namespace {
 
 // What the backward pass of a group keeps, and what its thread sums over its images.
 struct Workspace {
@@ -253,4 +254,5 @@ void backward_group(Shape shape, Plan& plan, const Gradients& grads, int64_t ima
   }
 }
 
+}  // namespace
 }  // namespace capsroute

@@ -5,6 +5,7 @@
 #include "plan.hpp"
 
 namespace capsroute {
+namespace {
 
 class EStep {
  public:
@@ -77,4 +78,5 @@ class EStep {
   Buffer children_;                   // [N] peaks, then [N] totals
 };
 
+}  // namespace
 }  // namespace capsroute

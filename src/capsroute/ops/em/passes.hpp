@@ -4,6 +4,7 @@
 #include "common.hpp"
 
 namespace capsroute {
+namespace {
 
 // What one M-step found: [D] means and [D] variances, the mass, the sum of the logarithms of the deviations, and what the
 // scores of all votes for the capsule have in common.
@@ -156,4 +157,5 @@ CAPSROUTE_INLINE Pack<N> worth(int size, const float* rows, const float* mean, c
   });
 }
 
+}  // namespace
 }  // namespace capsroute

@@ -6,6 +6,7 @@
 #include "passes.hpp"
 
 namespace capsroute {
+namespace {
 
 // One call's tensors; all contiguous, in the shapes of op.py.
 struct Inputs {
@@ -133,4 +134,5 @@ class Windows {
 // What makes weights sum to one; a capsule that nobody couples to has none.
 inline float inverse_mass(float mass) { return mass < std::numeric_limits<float>::min() ? 0.0f : 1.0f / mass; }
 
+}  // namespace
 }  // namespace capsroute
