@@ -94,7 +94,8 @@ void replay(const char* path) {
   using Entry = int (*)(void*, void*, void*, void*);
   const auto entry = reinterpret_cast<Entry>(dlsym(RTLD_DEFAULT, record.function.c_str()));
   if (!entry) Record::fail("no function " + record.function);
-  if (entry(words[0].data(), words[1].data(), words[2].data(), words[3].data()) != 0) Record::fail("a call was refused");
+  if (entry(words[0].data(), words[1].data(), words[2].data(), words[3].data()) != 0)
+    Record::fail("a call was refused");
   Distance distance;
   for (const auto& structure : record.structures)
     for (const Field& field : structure)

@@ -1,9 +1,9 @@
 // Arithmetic on blocks of lanes: votes, their backward pass, and sums over a window.
 //
-// Layout. The inputs i of a window are the SIMD lanes. What each input has R numbers of (a pose, a weight matrix, a vote)
-// is kept as [blocks][R][kLanes]: block b holds inputs b * kLanes and up, one vector per number. All numbers of a block
-// lie within one constant distance of its start, so the inner loops need one pointer per array. What each input has one
-// number of (a coupling, a score) is a plain row [blocks * kLanes].
+// Layout. The inputs i of a window are the SIMD lanes. What each input has R numbers of (a pose, a weight matrix, a
+// vote) is kept as [blocks][R][kLanes]: block b holds inputs b * kLanes and up, one vector per number. All numbers of a
+// block lie within one constant distance of its start, so the inner loops need one pointer per array. What each input
+// has one number of (a coupling, a score) is a plain row [blocks * kLanes].
 #pragma once
 
 #include "lanes.hpp"
@@ -21,7 +21,12 @@ struct AnyShape {
   int rows_out, rows_in, cols;
   int in, out, weight;
   AnyShape(int rows_out, int rows_in, int cols)
-      : rows_out(rows_out), rows_in(rows_in), cols(cols), in(rows_in * cols), out(rows_out * cols), weight(rows_out * rows_in) {}
+      : rows_out(rows_out),
+        rows_in(rows_in),
+        cols(cols),
+        in(rows_in * cols),
+        out(rows_out * cols),
+        weight(rows_out * rows_in) {}
 };
 
 constexpr int kMaxPose = 64;
@@ -67,7 +72,8 @@ CAPSROUTE_INLINE void multiply(int rows, int inner, int cols, Grid a, Grid b, co
 
 // v = W P (+ offset) for all inputs of a window and one output type. `offset` may be null.
 template <class Shape>
-CAPSROUTE_PASS void votes(Shape shape, int blocks, const float* weight, const float* window, const float* offset, float* out) {
+CAPSROUTE_PASS void votes(Shape shape, int blocks, const float* weight, const float* window, const float* offset,
+                          float* out) {
   for (int b = 0; b < blocks; ++b) {
     const Grid w{const_cast<float*>(weight) + b * shape.weight * kLanes, shape.rows_in, 1};
     const Grid p{const_cast<float*>(window) + b * shape.in * kLanes, shape.cols, 1};
@@ -81,10 +87,11 @@ CAPSROUTE_PASS void votes(Shape shape, int blocks, const float* weight, const fl
   }
 }
 
-// The gradients of v = W P of one lane block: dW += dv P^T and dP += W^T dv (and doffset += dv), all blocks of this index.
+// The gradients of v = W P for one lane block: dW += dv P^T, dP += W^T dv, and doffset += dv unless that is null.
 template <class Shape>
-CAPSROUTE_INLINE void votes_backward_block(Shape shape, const float* weight, const float* window, const float* grad_votes,
-                                           float* grad_weight, float* grad_window, float* grad_offset) {
+CAPSROUTE_INLINE void votes_backward_block(Shape shape, const float* weight, const float* window,
+                                           const float* grad_votes, float* grad_weight, float* grad_window,
+                                           float* grad_offset) {
   const Grid dv{const_cast<float*>(grad_votes), shape.cols, 1};
   const Grid dw{grad_weight, shape.rows_in, 1};
   const Grid dp{grad_window, shape.cols, 1};

@@ -16,7 +16,7 @@
 
 namespace capsroute {
 
-// The sizes of one call, in the letters of the axis legend. Mirrors `Geometry` in build.py.
+// The sizes of one call, in the letters of the axis legend. Mirrors `geometry` in native.py.
 struct Geometry {
   int64_t batch;      // B
   int64_t inputs;     // N, input capsules of an image
@@ -69,8 +69,8 @@ class Arena {
   std::vector<std::unique_ptr<Buffer>> pieces_;
 };
 
-// body(thread, begin, end) on contiguous parts of [0, total): which part a thread gets depends on `threads` alone, so that
-// sums made per thread and then in the order of threads come out the same every time.
+// body(thread, begin, end) on contiguous parts of [0, total): which part a thread gets depends on `threads` alone, so
+// that sums made per thread and then in the order of threads come out the same every time.
 template <class Body>
 inline void parallel(int64_t threads, int64_t total, Body body) {
   const int64_t used = std::max<int64_t>(1, std::min(threads, total));
@@ -86,8 +86,8 @@ inline void parallel(int64_t threads, int64_t total, Body body) {
   }
 }
 
-// [window][groups * rows] -> groups x [blocks][rows][kLanes]; lanes beyond the window are zero. Takes weights [I, J, r * r]
-// with groups = J, and offsets [I, r * c] with groups = 1.
+// [window][groups * rows] -> groups x [blocks][rows][kLanes]; lanes beyond the window are zero. For weights
+// [I, J, r * r], groups = J; for offsets [I, r * c], groups = 1.
 inline void pack(const Geometry& g, const float* from, int64_t groups, int64_t rows, float* to) {
   const int64_t blocks = g.blocks();
   parallel(g.threads, groups, [&](int64_t, int64_t begin, int64_t end) {
@@ -103,8 +103,8 @@ inline void pack(const Geometry& g, const float* from, int64_t groups, int64_t r
 }
 
 // The way back, adding `parts` packed arrays (one per thread, `distance` floats apart) in their order.
-inline void unpack_sum(const Geometry& g, const float* from, int64_t parts, int64_t distance, int64_t groups, int64_t rows,
-                       float* to) {
+inline void unpack_sum(const Geometry& g, const float* from, int64_t parts, int64_t distance, int64_t groups,
+                       int64_t rows, float* to) {
   const int64_t blocks = g.blocks();
   parallel(g.threads, groups, [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group)
@@ -137,8 +137,8 @@ CAPSROUTE_INLINE Quad load_quad(const float* from) {
   return x;
 }
 
-// The poses (or any `rows` <= kMaxPose numbers per input) of one window, [inputs][rows] -> [blocks][rows][kLanes]; padding gets zeros.
-// Four inputs and four numbers at a time.
+// The poses (or any `rows` <= kMaxPose numbers per input) of one window, [inputs][rows] -> [blocks][rows][kLanes];
+// padding gets zeros. Four inputs and four numbers at a time.
 CAPSROUTE_PASS void gather(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
   static constexpr float kNothing[kMaxPose] = {};
   for (int i = 0; i < g.lanes(); i += 4) {
@@ -160,7 +160,7 @@ CAPSROUTE_PASS void gather(const Geometry& g, const int32_t* index, const float*
   }
 }
 
-// The way back: adds the window's numbers to those of its inputs. A thread owns the image, so nothing else writes there.
+// The way back: adds the window's numbers to those of its inputs. A thread owns the image: nothing else writes there.
 CAPSROUTE_PASS void scatter_add(const Geometry& g, const int32_t* index, const float* from, int rows, float* to) {
   const int window = static_cast<int>(g.window);
   for (int i = 0; i < window; i += 4) {

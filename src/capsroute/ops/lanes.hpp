@@ -1,7 +1,7 @@
 // Vectors of the compile-time width, and the few functions of them that every operator needs.
 //
-// GCC's vector types give the same source SSE (4 lanes), AVX2 (8) and AVX-512 (16) code. Arithmetic is plain `a * b + c`,
-// which -ffp-contract=fast turns into fused multiply-adds.
+// GCC's vector types give the same source SSE (4 lanes), AVX2 (8) and AVX-512 (16) code. Arithmetic is plain
+// `a * b + c`, which -ffp-contract=fast turns into fused multiply-adds.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ typedef int32_t IntQuad __attribute__((vector_size(16)));
 typedef float VecInMemory __attribute__((vector_size(kLanes * 4), may_alias));
 
 CAPSROUTE_INLINE Vec load(const float* from) { return *reinterpret_cast<const VecInMemory*>(from); }
-// The same, and in a register from here on: GCC would rather load again at every use, and loads are what these loops wait for.
+// The same, and in a register from here on: GCC would rather load again at every use, and these loops wait for loads.
 CAPSROUTE_INLINE Vec load_once(const float* from) {
   Vec x = load(from);
 #if defined(__AVX512F__) || (defined(__AVX__) && CAPSROUTE_LANES <= 8) || (defined(__SSE__) && CAPSROUTE_LANES <= 4)
@@ -47,8 +47,8 @@ CAPSROUTE_INLINE Vec load_once(const float* from) {
 CAPSROUTE_INLINE void store(float* to, Vec x) { *reinterpret_cast<VecInMemory*>(to) = x; }
 CAPSROUTE_INLINE Vec splat(float x) { return x - Vec{}; }  // x + 0 would cost an addition: it may change the sign of -0
 
-// a > b ? a : b and a < b ? a : b, lane by lane; b where either is NaN. x86 has instructions for exactly this, which GCC
-// does not find by itself.
+// a > b ? a : b and a < b ? a : b, lane by lane; b where either is NaN. x86 has instructions for exactly this, which
+// GCC does not find by itself.
 CAPSROUTE_INLINE Vec larger(Vec a, Vec b) {
 #if defined(__AVX512F__) && CAPSROUTE_LANES == 16
   return _mm512_max_ps(a, b);
@@ -91,8 +91,8 @@ CAPSROUTE_INLINE Vec nearest(Vec x, IntVec* bits) {
 
 // 2^x for x <= 127, within 8e-8 of the true value, as good as a library, and exactly 0 for x <= -127.
 //
-// x = n + f with |f| <= 1/2; n goes into the exponent by a shift. The polynomial's constant is exactly 1, so at the clamp
-// (n = -127, f = 0) all bits of the result are zero.
+// x = n + f with |f| <= 1/2; n goes into the exponent by a shift. The polynomial's constant is exactly 1, so at the
+// clamp (n = -127, f = 0) all bits of the result are zero.
 CAPSROUTE_INLINE Vec exp2(Vec x) {
   x = at_least(-127.0f, x);
   IntVec n;

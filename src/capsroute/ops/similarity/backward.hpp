@@ -1,7 +1,7 @@
 // Similarity routing backward. README.md derives each line; the names are those of its table.
 #pragma once
 
-#include "problem.hpp"
+#include "workspace.hpp"
 
 namespace capsroute {
 namespace {
@@ -18,72 +18,6 @@ struct ThreadSums {
   double *heights, *precisions;  // [J][Q]
 };
 
-// All that the backward pass of one output capsule keeps, for t = 0 ... T.
-struct Workspace {
-  int lanes, components, iterations;
-  float *votes, *grad_votes;                             // [lanes][D]; three blocks of it
-  float *coupling, *distance, *similarity, *pull, *grad;  // [T + 1][lanes]; pull begins as the kernel's slope
-  float* inverse;                                        // [T + 1]: the common factor that a row of `coupling` lacks
-  float* parts;                                          // [T + 1][Q][lanes]: the exponentials
-  float *score, *pull_total, *grad_coupling;             // [lanes]
-  float *grad_mu, *share;                                // [T + 1][D]; share: grad_mu times the factor of its couplings
-  std::vector<const float*> mu;                          // [T + 1]
-
-  Workspace(const Geometry& g, const Inputs& in, Arena& arena)
-      : lanes(g.lanes()),
-        components(static_cast<int>(in.components)),
-        iterations(static_cast<int>(in.iterations)),
-        mu(in.iterations + 1) {
-    const int64_t rows = (iterations + 1) * lanes;
-    votes = arena.take(lanes * g.out());
-    grad_votes = arena.take(3 * kLanes * g.out());
-    for (float** row : {&coupling, &distance, &similarity, &pull, &grad}) *row = arena.take(rows);
-    parts = arena.take(rows * components);
-    for (float** row : {&score, &pull_total, &grad_coupling}) *row = arena.take(lanes);
-    for (float** row : {&grad_mu, &share}) *row = arena.take((iterations + 1) * g.out());
-    inverse = arena.take(iterations + 1);
-  }
-};
-
-// k and its slope for a row of distances, and the exponentials they are made of.
-CAPSROUTE_PASS void kernel_values(Kernel kernel, int blocks, const float* distance, float* parts, float* similarity, float* slope) {
-  sweep<2>(blocks, [&](int b, auto n) __attribute__((always_inline)) {
-    const auto far = load<n>(distance + b * kLanes);
-    auto k = zeros<n>(), falling = zeros<n>();
-    for (int q = 0; q < kernel.components; ++q) {
-      const auto e = exp2(far * kernel.rate[q]);
-      store(parts + (q * blocks + b) * kLanes, e);
-      k = k + e * kernel.height[q];
-      falling = falling + e * kernel.slope[q];
-    }
-    store(similarity + b * kLanes, k);
-    store(slope + b * kLanes, falling);
-  });
-}
-
-// Recomputes, from the means that forward kept, the kernel values of all iterations, and couplings without their factors.
-template <class Shape>
-LogitTerms recompute(Shape shape, int blocks, const Kernel& kernel, const Window& window, Workspace& w) {
-  if (w.iterations == 0) {
-    std::copy_n(window.mask, w.lanes, w.coupling);
-    std::fill_n(w.score, w.lanes, 0.0f);
-  }
-  w.inverse[0] = 1.0f / window.voters;
-  for (int t = 0; t <= w.iterations; ++t) {
-    const int row = t * w.lanes;
-    distances(shape, blocks, w.votes, w.mu[t], w.distance + row);
-    kernel_values(kernel, blocks, w.distance + row, w.parts + row * w.components, w.similarity + row, w.pull + row);
-    if (t == w.iterations) break;
-    const float shift = softmax_shift(blocks, kernel, window, w.similarity + row);
-    float* coupling = w.coupling + row + w.lanes;
-    w.inverse[t + 1] = 1.0f / couplings(kernel, blocks, window, w.similarity + row, shift, w.score, coupling);
-  }
-  const int row = w.iterations * w.lanes;
-  const float inverse = w.inverse[w.iterations];
-  const LogitTerms terms = logit_terms(blocks, window, w.coupling + row, w.similarity + row, w.score);
-  return {terms.agreement * inverse, terms.divergence * inverse + std::log(inverse)};
-}
-
 // From the gradients of k(mu_t, v_i) to that of mu_t: sum of pull_i (v_i - mu_t), added to `start` unless that is null.
 template <class Shape>
 CAPSROUTE_PASS void pull_mean(Shape shape, int blocks, const Workspace& w, int t, float total, const float* start) {
@@ -95,7 +29,8 @@ CAPSROUTE_PASS void pull_mean(Shape shape, int blocks, const Workspace& w, int t
 
 // Through the agreement in the logit: sum of c k(mu_T, v).
 template <class Shape>
-CAPSROUTE_PASS void agreement_backward(Shape shape, int blocks, const Workspace& w, float grad_agreement, const float* grad_pose) {
+CAPSROUTE_PASS void agreement_backward(Shape shape, int blocks, const Workspace& w, float grad_agreement,
+                                       const float* grad_pose) {
   const int row = w.iterations * w.lanes;
   const float *coupling = w.coupling + row, factor = grad_agreement * w.inverse[w.iterations];
   float *all_grad = w.grad + row, *all_pull = w.pull + row, *pull_total = w.pull_total;
@@ -111,10 +46,11 @@ CAPSROUTE_PASS void agreement_backward(Shape shape, int blocks, const Workspace&
   pull_mean(shape, blocks, w, w.iterations, sum(total), grad_pose);
 }
 
-// c_i dL/dc_i for the couplings of iteration t, but for their factor, and the sum with it. The sum must be that of these very
-// numbers, or its rounding would not cancel in what follows; hence a pass of its own.
+// c_i dL/dc_i for the couplings of iteration t, but for their factor, and the sum with it. The sum must be that of
+// these very numbers, or its rounding would not cancel in what follows; hence a pass of its own.
 template <class Shape>
-CAPSROUTE_PASS float coupling_backward(Shape shape, int blocks, const Window& window, const Workspace& w, int t, float to_k, float to_kl) {
+CAPSROUTE_PASS float coupling_backward(Shape shape, int blocks, const Window& window, const Workspace& w, int t,
+                                       float to_k, float to_kl) {
   const float *votes = w.votes, *grad_mu = w.grad_mu + t * shape.out, *coupling = w.coupling + t * w.lanes;
   const float *similarity = w.similarity + t * w.lanes, *score = w.score, *log_a = window.log_activations;
   float* out = w.grad_coupling;
@@ -135,8 +71,9 @@ CAPSROUTE_PASS float coupling_backward(Shape shape, int blocks, const Window& wi
 
 // Through the softmax and the scores of iteration t, to k(mu_(t-1), v), log a and the lambdas.
 template <class Shape>
-CAPSROUTE_PASS void iteration_backward(Shape shape, int blocks, const Kernel& kernel, const Window& window, const Workspace& w, int t,
-                        float to_k, float to_kl, float* grad_log_a, ParameterSums& sums) {
+CAPSROUTE_PASS void iteration_backward(Shape shape, int blocks, const Kernel& kernel, const Window& window,
+                                       const Workspace& w, int t, float to_k, float to_kl, float* grad_log_a,
+                                       ParameterSums& sums) {
   const float centre = coupling_backward(shape, blocks, window, w, t, to_k, to_kl);
   const float cooling = kernel.cooling, lambda2 = kernel.lambda2, factor = cooling * w.inverse[t];
   const float kl = t == w.iterations ? to_kl * w.inverse[t] : 0.0f;
@@ -192,32 +129,26 @@ CAPSROUTE_PASS void kernel_backward(int blocks, const Workspace& w, int q, doubl
 // dv_i[d] of N blocks for kCount numbers of the vote: what pulls it towards the means, and what the couplings pass on.
 // Padding gets numbers too: its poses are zero, so they reach no weight, and nobody reads the gradient of its pose.
 template <int N, int kCount>
-CAPSROUTE_INLINE void vote_gradient(const Workspace& w, int size, int b, int d) {
+CAPSROUTE_INLINE void vote_gradient(const Workspace& w, const Term* terms, int count, int size, int b, int d) {
   Pack<N> acc[kCount];
-  const float *votes = w.votes + (b * size + d) * kLanes, *coupling = w.coupling + b * kLanes, *pull = w.pull + b * kLanes;
-  const float *share = w.share + d, *const* mu = w.mu.data();
-  const int iterations = w.iterations, lanes = w.lanes;
+  combine(terms, count, b, d, acc);
   const Pack<N> all = load_once<N>(w.pull_total + b * kLanes);
-  for (int k = 0; k < kCount; ++k) acc[k] = share[k] - all * load<N>(votes + k * kLanes, size);
-  for (int t = 0;; ++t) {
-    const Pack<N> p = load_once<N>(pull + t * lanes);
-    for (int k = 0; k < kCount; ++k) acc[k] = acc[k] + p * mu[t][d + k];
-    if (t == iterations) break;
-    const Pack<N> c = load_once<N>(coupling + (t + 1) * lanes);
-    for (int k = 0; k < kCount; ++k) acc[k] = acc[k] + c * share[(t + 1) * size + k];
-  }
-  for (int k = 0; k < kCount; ++k) store(w.grad_votes + (d + k) * kLanes, acc[k], size);
+  const float *votes = w.votes + (b * size + d) * kLanes, *flat = w.share + d;
+  for (int k = 0; k < kCount; ++k) acc[k] = acc[k] - all * load<N>(votes + k * kLanes, size);
+  for (int k = 0; k < kCount; ++k) store(w.grad_votes + (d + k) * kLanes, acc[k] + flat[k], size);
 }
 
 template <class Shape>
-CAPSROUTE_PASS void votes_to_inputs(Shape shape, int blocks, const Window& window, const Workspace& w, const float* weight,
-                     float* grad_weight, float* grad_window, float* grad_offset) {
+CAPSROUTE_PASS void votes_to_inputs(Shape shape, int blocks, const Window& window, const Workspace& w,
+                                    const float* weight, float* grad_weight, float* grad_window, float* grad_offset) {
   for (int t = 0; t <= w.iterations; ++t)
     for (int d = 0; d < shape.out; ++d) w.share[t * shape.out + d] = w.grad_mu[t * shape.out + d] * w.inverse[t];
+  const Term* terms = w.terms.data();
+  const int count = static_cast<int>(w.terms.size());
   sweep<3>(blocks, [&](int b, auto n) __attribute__((always_inline)) {
     int d = 0;
-    for (; d + 4 <= shape.out; d += 4) vote_gradient<n, 4>(w, shape.out, b, d);
-    for (; d < shape.out; ++d) vote_gradient<n, 1>(w, shape.out, b, d);
+    for (; d + 4 <= shape.out; d += 4) vote_gradient<n, 4>(w, terms, count, shape.out, b, d);
+    for (; d < shape.out; ++d) vote_gradient<n, 1>(w, terms, count, shape.out, b, d);
     votes_backward(shape, n, weight + b * shape.weight * kLanes, window.poses + b * shape.in * kLanes, w.grad_votes,
                    grad_weight + b * shape.weight * kLanes, grad_window + b * shape.in * kLanes, nullptr);
     if (!grad_offset) return;
@@ -230,8 +161,8 @@ CAPSROUTE_PASS void votes_to_inputs(Shape shape, int blocks, const Window& windo
 }
 
 template <class Shape>
-void backward_output(Shape shape, const Geometry& g, const Inputs& in, const Kernel& kernel, int64_t j, const Window& window,
-                     Matrices& matrices, const float* grad_pose, float grad_logit, Workspace& w,
+void backward_output(Shape shape, const Geometry& g, const Inputs& in, const Kernel& kernel, int64_t j,
+                     const Window& window, Matrices& matrices, const float* grad_pose, float grad_logit, Workspace& w,
                      float* grad_window, float* grad_log_a, ThreadSums& sums) {
   const int blocks = g.blocks();
   votes(shape, blocks, matrices.weight(j), window.poses, matrices.offset(), w.votes);
@@ -250,12 +181,13 @@ void backward_output(Shape shape, const Geometry& g, const Inputs& in, const Ker
   int q = 0;
   for (; q + 4 <= w.components; q += 4) kernel_backward<4>(blocks, w, q, heights, precisions);
   for (; q < w.components; ++q) kernel_backward<1>(blocks, w, q, heights, precisions);
-  votes_to_inputs(shape, blocks, window, w, matrices.weight(j), sums.weight + j * matrices.size, grad_window, sums.offset);
+  votes_to_inputs(shape, blocks, window, w, matrices.weight(j), sums.weight + j * matrices.size, grad_window,
+                  sums.offset);
 }
 
 // Adds up the threads' shares in their order, and goes from precisions 1 / (2 width^2) to widths.
-void write_parameters(const Geometry& g, const Inputs& in, const Gradients& grad, const std::vector<ParameterSums>& parameters,
-                      const std::vector<double>& kernels) {
+void write_parameters(const Geometry& g, const Inputs& in, const Gradients& grad,
+                      const std::vector<ParameterSums>& parameters, const std::vector<double>& kernels) {
   const int64_t parts = static_cast<int64_t>(parameters.size()) / g.outputs, each = g.outputs * in.components;
   for (int64_t j = 0; j < g.outputs; ++j) {
     ParameterSums all;
@@ -305,8 +237,7 @@ void backward_image(Shape shape, const Geometry& g, const Inputs& in, const Outp
         sums.parameters[j].beta3 += grad.logits[o];
         continue;
       }
-      for (int t = 0; t < w.iterations; ++t) w.mu[t] = out.trail + (o * w.iterations + t) * shape.out;
-      w.mu[w.iterations] = out.poses + o * shape.out;
+      w.follow(out.trail + o * w.iterations * shape.out, out.poses + o * shape.out, shape.out);
       backward_output(shape, g, in, kernels.of(j), j, window, matrices, grad.poses + o * shape.out, grad.logits[o], w,
                       grad_window, grad_log_a, sums);
     }
@@ -331,8 +262,9 @@ void backward(Shape shape, const Geometry& g, const Inputs& in, const Outputs& o
     Workspace w(g, in, arena);
     float *grad_window = arena.take(g.lanes() * g.in()), *grad_log_a = arena.take(g.lanes());
     double* own = kernel_sums.data() + part * 2 * each;
-    ThreadSums sums{grad_weight.get() + part * weight_size, in.offset ? grad_offset.get() + part * offset_size : nullptr,
-                    parameters.data() + part * g.outputs, own, own + each};
+    ThreadSums sums{grad_weight.get() + part * weight_size,
+                    in.offset ? grad_offset.get() + part * offset_size : nullptr, parameters.data() + part * g.outputs,
+                    own, own + each};
     for (int64_t image = begin; image < end; ++image)
       backward_image(shape, g, in, out, grad, kernels, matrices, image, window, w, grad_window, grad_log_a, sums);
   });

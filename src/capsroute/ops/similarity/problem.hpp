@@ -50,8 +50,15 @@ class Kernels {
       const float cooling = 1.0f / (in.lambda1[j] + in.lambda2[j]), gain = kLog2E * cooling;
       float bound = 0.0f;
       for (int64_t q = 0; q < in.components; ++q) bound += gain * height[at + q];
-      kernels_[j] = {static_cast<int>(in.components), rate + at, height + at, slope + at, gain, in.lambda2[j] * gain, bound,
-                     cooling, in.lambda2[j]};
+      kernels_[j] = {static_cast<int>(in.components),
+                     rate + at,
+                     height + at,
+                     slope + at,
+                     gain,
+                     in.lambda2[j] * gain,
+                     bound,
+                     cooling,
+                     in.lambda2[j]};
     }
   }
   const Kernel& of(int64_t j) const { return kernels_[j]; }
@@ -107,8 +114,8 @@ struct Window {
   }
 };
 
-// The passes below work on rows of a few hundred numbers that stay in the first-level cache. Each does one thing, so that
-// many iterations of its loop are under way at once; doing all at one place would wait for the latency of each.
+// The passes below work on rows of a few hundred numbers that stay in the first-level cache. Each does one thing, so
+// that many iterations of its loop are under way at once; doing all at one place would wait for the latency of each.
 
 // The squared distance of every vote from mu.
 template <class Shape>
@@ -141,7 +148,8 @@ inline float softmax_shift(int blocks, const Kernel& kernel, const Window& windo
   return largest(top);
 }
 
-// Scores, counted from `shift`, and from them couplings, but for the common factor that makes their sum one; returns that sum.
+// Scores, counted from `shift`, and from them couplings, but for the common factor that makes their sum one; returns
+// that sum.
 CAPSROUTE_PASS float couplings(Kernel kernel, int blocks, const Window& window, const float* similarity, float shift,
                                float* score, float* out) {
   const float *log_activations = window.log_activations, *mask = window.mask;
@@ -162,7 +170,8 @@ struct LogitTerms {
   float agreement, divergence;  // sums of c k and of c (score - log a)
 };
 
-inline LogitTerms logit_terms(int blocks, const Window& window, const float* coupling, const float* similarity, const float* score) {
+inline LogitTerms logit_terms(int blocks, const Window& window, const float* coupling, const float* similarity,
+                              const float* score) {
   Vec agreement = {}, divergence = {};
   for (int b = 0; b < blocks; ++b) {
     const Vec c = load(coupling + b * kLanes);
