@@ -61,8 +61,7 @@ def train(
     fabric = ranks.start(config, accelerator)
     watcher = (watcher or watch.default()) if fabric.is_global_zero else watch.Watcher()
     with ranks.telling_lost_ranks(fabric.world_size):
-        with fabric.rank_zero_first():
-            material = gather(config, data_dir)
+        material = gather(config, data_dir)
         trainer = Trainer(fabric, material, checkpoint_seconds)
         run = _shared_run(fabric, material.config, out, resume, force, threads, watcher)
         if run.finished:
