@@ -114,7 +114,7 @@ class CapsuleLayer(nn.Module):
             return None
         # operators compute in float32; autocast's halves are widened for them
         dtype = torch.float32 if poses.dtype in (torch.bfloat16, torch.float16) else poses.dtype
-        size = self.out_pose[0] * self.out_pose[1]
+        size = max(self.pose[0], self.out_pose[0]) * self.pose[1]
         operator = ops.find(self.routing, dtype, poses.device, size)
         if operator is None and self.fused is True:
             raise ValueError(

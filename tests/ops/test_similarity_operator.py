@@ -216,6 +216,24 @@ def test_other_kernels_are_left_to_the_tiled_path():
         assert "option" in ops.why_not(other, torch.float32, torch.device("cpu"), 16)
 
 
+def test_poses_too_large_for_operators_are_left_to_the_tiled_path():
+    for pose, out_pose in (((65, 1), (4, 1)), ((4, 1), (65, 1))):
+        layer = cr.DenseCapsules(3, 2, pose=pose, out_pose=out_pose)
+        caps = Capsules.from_logits(torch.randn(2, 3, *pose), torch.randn(2, 3))
+        assert layer(caps).poses.shape == (2, 2, *out_pose)
+        layer.fused = True
+        with pytest.raises(ValueError, match="up to 64 elements, not 65"):
+            layer(caps)
+
+
+def test_autocast_gets_float32_results():
+    layer, caps = layer_and_capsules("2d, stride 2, padding 1", routing.similarity())
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(Capsules.from_logits(caps.poses.bfloat16(), caps.logits.bfloat16()))
+    assert out.poses.dtype == torch.float32
+    assert_capsules_close(out, layer(caps), 0.05)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"offset": False, "iterations": 0}, {"kernels": 3, "rows_out": 2}], ids=str)
 def test_opcheck(sizes):
     torch.library.opcheck(similarity_forward, arguments(**sizes))
