@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -193,16 +194,14 @@ class Worker:
 def serve(connection: Connection, candidate: Candidate) -> None:
     """Answer the parent's questions until it hangs up; an error is answered with its text."""
     failure, bench = _attempt(lambda: Workbench(candidate))
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):
+        while True:
             question, phase, batch = connection.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        if bench is None:
-            connection.send(failure)
-            continue
-        wrong, answer = _attempt(partial(getattr(bench, question), phase, batch))
-        connection.send(answer if wrong is None else wrong)
+            if bench is None:
+                connection.send(failure)
+                continue
+            wrong, answer = _attempt(partial(getattr(bench, question), phase, batch))
+            connection.send(answer if wrong is None else wrong)
 
 
 def _attempt(work: Callable[[], Answer]) -> tuple[str | None, Answer | None]:
