@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.data.made_up import write_mnist
 from tests.training.tiny import Notes, tiny, train
 from torch import nn
 
@@ -14,7 +15,7 @@ import capsroute as cr
 from capsroute.capsules import Capsules
 from capsroute.data import Split, Transform
 from capsroute.errors import RunError
-from capsroute.training import Predictions, predict
+from capsroute.training import Predictions, predict, recipe
 from capsroute.training.config import ConfigError
 from capsroute.training.evaluate import confusion, wilson
 from capsroute.training.report import worst_mistakes
@@ -114,6 +115,34 @@ def test_variations_that_the_data_set_does_not_have() -> None:
         judge(trained, multicrop=True)
     with pytest.raises(ConfigError, match="this network sees digits at 8 x 8; train affnist-similarity"):
         judge(trained, affine=True)
+
+
+@pytest.mark.parametrize("name", ["affnist-similarity", "mnist-similarity"])
+def test_affine_digits_beside_plain_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_mnist(tmp_path / "data" / "mnist", train=32, test=20)
+    settings = [
+        "data.options.verify=false",
+        "data.val_split=none",
+        "data.transform.pad_to=40",
+        "epochs=1",
+        "batch_size=16",
+    ]
+    small = [
+        "epochs=1",
+        "batch_size=16",
+        "model.stem=[4,5,4]",
+        "model.primary=2",
+        "model.capsules=[]",
+        "model.fused=false",
+    ]
+    config = recipe(name).with_settings([*settings, *small])
+    run = train(config, out="run", data_dir=tmp_path / "data", watcher=Notes())
+    trained = load_trained(run.folder, tmp_path / "data")
+    own, other = judge(trained, affine=True, data_dir=tmp_path / "data")
+    assert own.found.error == run.result["test_error"]
+    assert len(other.split) == 20
+    assert {own.split.images.shape[2], other.split.images.shape[2]} == {28, 40}, "one plain, one affine"
 
 
 def test_what_cannot_be_judged(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_results_are_found_in_files_runs_and_folders(tmp_path: Path) -> None:
 def test_text_markdown_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = [result(), result("em", test_error=4.2)]
     text = table.markdown(results)
-    assert "| similarity | capsroute | 88K | – | – | 5.00 | runs below |" in text
+    assert "| similarity | capsroute | 88K | – | – | 5.00 | this code |" in text
     assert "| em | www0wwwjs1 | – | 0.9 | 8.2 |" in text
     table.show(results)
     assert "smallNORB (JPEG copy), stereo" in capsys.readouterr().out

@@ -24,6 +24,14 @@ def figure(width: float, height: float) -> Figure:
     return made
 
 
+def _tidy(axes: Any) -> None:
+    """Whole epochs below, nothing above and to the right."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def curves(curve: Sequence[Mapping[str, Any]], chosen: int | None = None) -> Figure:
     """Loss and error over the epochs, in training and validation; `chosen` marks the epoch that was tested."""
     made = figure(9, 3.2)
@@ -37,13 +45,13 @@ def curves(curve: Sequence[Mapping[str, Any]], chosen: int | None = None) -> Fig
             axes.axvline(chosen, color=ORANGE, linewidth=1, label="tested")
         axes.set(xlabel="epoch", ylabel=what + unit, ylim=(0, None))
         axes.legend(frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
+        _tidy(axes)
     return made
 
 
 def confusion_matrix(counts: npt.NDArray[Any], classes: Sequence[str]) -> Figure:
     """How often a class (row) was taken for another (column); colours leave out the diagonal."""
-    size = 2.5 + 0.45 * len(classes)
+    size = 2.0 + 0.34 * len(classes)
     made = figure(size, size)
     axes = made.subplots()
     wrong = counts.astype(float)
@@ -58,7 +66,7 @@ def confusion_matrix(counts: npt.NDArray[Any], classes: Sequence[str]) -> Figure
                 str(counts[row, column]),
                 ha="center",
                 va="center",
-                fontsize=8,
+                fontsize=7,
                 fontweight="bold" if row == column else None,
                 color="white" if dark else "black",
             )
@@ -97,7 +105,7 @@ def entropies(epochs: Sequence[int], health: Sequence[Sequence[Mapping[str, Any]
                 epochs, states[:, iteration] / flat[:, 0], color=BLUE, alpha=shade, label=f"iteration {iteration}"
             )
         axes.set(title=f"capsule layer {number + 1}", xlabel="epoch")
-        axes.spines[["top", "right"]].set_visible(False)
+        _tidy(axes)
         if states.shape[1] > 1:
             axes.legend(frameon=False, fontsize=7)
         if number == 0:
@@ -110,16 +118,21 @@ def learned_values(epochs: Sequence[int], health: Sequence[Sequence[Mapping[str,
     names = list(health[0][0]["learned"]) if health[0] else []
     if not names:
         return None
-    made = figure(2.4 * len(names), 2.4)
-    for name, axes in zip(names, np.atleast_1d(made.subplots(1, len(names))), strict=True):
+    columns = min(4, len(names))
+    rows = -(-len(names) // columns)
+    made = figure(2.4 * columns, 2.2 * rows)
+    grid = np.atleast_1d(made.subplots(rows, columns)).flatten()
+    for axes in grid[len(names) :]:
+        axes.set_axis_off()
+    for name, axes in zip(names, grid, strict=False):
         for number in range(len(health[0])):
             values = np.array([entry[number]["learned"][name] for entry in health])
             colour = f"C{number}"
             axes.plot(epochs, values[:, 1], color=colour, label=f"layer {number + 1}")
             axes.fill_between(epochs, values[:, 0], values[:, 2], color=colour, alpha=0.15, linewidth=0)
         axes.set(title=name, xlabel="epoch")
-        axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=7)
+        _tidy(axes)
+    grid[0].legend(frameon=False, fontsize=7)
     return made
 
 

@@ -26,7 +26,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1a202c }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 img { max-width: 100%; height: auto } table { border-collapse: collapse }
-td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
+th { white-space: nowrap } td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top }
 pre { background: #f7fafc; padding: 1rem; overflow-x: auto; font-size: 12px } .big { font-size: 1.8rem }
 """
 
@@ -70,7 +70,7 @@ def _facts(result: dict[str, Any], about: dict[str, Any], chosen: int | None) ->
         "data": " · ".join(filter(None, [result["dataset"], result["source"], result["cameras"]])),
         "routing, loss": f"{result['routing']}, {loss}",
         "learned parameters": f"{result['parameters']:,}",
-        "training time": f"{clock(result['wall_seconds'])} with {result['threads']} threads",
+        "training time": f"{clock(result['wall_seconds'])}, threads: {result['threads']}",
         "commit": result["commit"] or "not from a checkout",
         "versions": versions,
     }

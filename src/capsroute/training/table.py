@@ -124,7 +124,7 @@ def build(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
             weights = sorted({entry.chosen["parameters"] for entry in own.values()})
             span = "–".join(f"{n / 1000:.0f}K" for n in dict.fromkeys((weights[0], weights[-1])))
             texts = [own[title].text if title in own else "–" for title in columns]
-            rows.append((routing, "capsroute", span, *texts, "runs below"))
+            rows.append((routing, "capsroute", span, *texts, "this code"))
         for known in PUBLISHED:
             if known.routing == routing:
                 texts = [{"MNIST": known.mnist, "smallNORB": known.smallnorb}.get(title, "") for title in columns]

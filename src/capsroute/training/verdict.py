@@ -85,7 +85,8 @@ def _affine(trained: Trained, data_dir: Path | None) -> list[Verdict]:
             f"--affine is for digits on a canvas of {CANVAS} x {CANVAS}, this network sees {name} at {size} x {size}; "
             "train affnist-similarity (plain digits moved about that canvas)"
         )
-    other = data.load("affnist" if name == "mnist" else "mnist", data_dir=data_dir)
+    checked = {key: value for key, value in trained.config.data.options.items() if key == "verify"}
+    other = data.load("affnist" if name == "mnist" else "mnist", data_dir=data_dir, **checked)
     transform = Transform(pad_to=CANVAS)
     return [_judge(trained.net, f"{other.title} on {CANVAS} x {CANVAS}", other.test, transform)]
 
