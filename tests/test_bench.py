@@ -109,14 +109,20 @@ class FakeWorker:
 
 
 @pytest.mark.parametrize(
-    ("pace", "need", "free", "expected"),
-    [(0.01, 1e6, 1e10, 32), (1.2, 1e6, 1e10, 8), (50.0, 1e6, 1e10, 1), (0.01, 1e9, 1e10, 4), (0.5, 1e6, 1e10, 16)],
+    ("pace", "need", "free", "batch", "measured"),
+    [
+        (0.01, 1e6, 1e10, 32, 32),
+        (0.2, 1e6, 1e10, 32, 8),  # one step fits ten seconds, but is too long to be made twice
+        (1.2, 1e6, 1e10, 8, 2),
+        (50.0, 1e6, 1e10, 1, 1),
+        (0.01, 1e9, 1e10, 4, 4),
+    ],
 )
-def test_the_batch_fits_time_and_memory(monkeypatch, pace, need, free, expected):
+def test_the_batch_fits_time_and_memory(monkeypatch, pace, need, free, batch, measured):
     monkeypatch.setattr(compare, "available_memory", lambda: free)
     worker = FakeWorker(pace, need)
-    assert compare._need(worker, "train", 32, seconds=10.0) == (expected, need)
-    assert worker.calls[-1] == ("memory", expected)
+    assert compare._need(worker, "train", 32, seconds=10.0) == (batch, need)
+    assert worker.calls[-1] == ("memory", measured)
 
 
 def test_a_compiled_network_sees_one_batch_size():

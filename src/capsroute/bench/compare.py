@@ -58,7 +58,7 @@ def _phase(workers: Sequence[Worker], phase: str, batch: int, seconds: float, sa
     needs = {}
     for worker in workers:
         say(f"{worker.candidate.routing} {worker.candidate.path} {phase}: starting")
-        needs[worker.candidate] = _need(worker, phase, batch, seconds / 2)
+        needs[worker.candidate] = _need(worker, phase, batch, seconds)
     taken: dict[Candidate, list[Seconds]] = {candidate: [] for candidate in needs}
     say(f"{workers[0].candidate.routing} {phase}: taking turns for {seconds:.0f} s")
     began = time.perf_counter()
@@ -94,7 +94,8 @@ def _need(worker: Worker, phase: str, batch: int, seconds: float) -> Need:
     """The batch asked for, or the largest power of two that a step of `seconds` and half the free memory allow.
 
     Steps with one image come first, and warm up what is to be measured; a compiled network, which would have to be
-    compiled for that size too, is warmed up with the batch itself.
+    compiled for that size too, is warmed up with the batch itself. Memory is measured with a smaller batch where that
+    one would take long: such a candidate holds all votes, and needs the same for each image.
     """
     if worker.candidate.path == "compiled":
         worker.step(phase, batch)
@@ -102,10 +103,15 @@ def _need(worker: Worker, phase: str, batch: int, seconds: float) -> Need:
     pace = worker.step(phase, 1).wall
     if pace < 1.0:  # the first step is no measure, unless a later one would only cost time
         pace = worker.step(phase, 1).wall
-    one = Need(1, worker.memory(phase, 1))
-    fits = min(seconds / max(pace, 1e-9), available_memory() / 2 / max(one.bytes_per_image, 1.0))
-    size = batch if fits >= batch else 2 ** int(math.log2(max(fits, 1.0)))
-    return one if size == 1 else Need(size, worker.memory(phase, size))
+    one = worker.memory(phase, 1)
+    room = available_memory() / 2 / max(one, 1.0)
+    size = _power_of_two(batch, min(seconds / pace, room))
+    small = _power_of_two(batch, min(seconds / 4 / pace, room))
+    return Need(size, one if small == 1 else worker.memory(phase, small))
+
+
+def _power_of_two(batch: int, fits: float) -> int:
+    return batch if fits >= batch else 2 ** int(math.log2(max(fits, 1.0)))
 
 
 def available_memory() -> float:
