@@ -58,7 +58,7 @@ def test_json_has_the_promised_shape():
     reference, fused = told["rows"]
     assert reference["ms_per_image"] > 0
     assert fused["ms_per_image"] > 0
-    assert reference["extra_mb_per_image"] > 10  # the votes alone are 5 MB, and several tensors have their size
+    assert reference["extra_mb_per_image"] > 5  # the votes alone
     assert fused["extra_mb_per_image"] < reference["extra_mb_per_image"] / 5
     assert "taking turns" in result.stderr
 

@@ -131,10 +131,17 @@ def test_primary_capsules(dims):
     features = torch.randn(2, 5, *([4] * dims))
     caps = primary(features)
     assert caps.poses.shape == (2, *([3] * dims), 3, 2, 3)
-    # the numbers of one type are neighbouring feature maps: pose first, logit last
-    maps = primary.conv(features)
-    torch.testing.assert_close(caps.poses[..., 1, :, :].flatten(-2).movedim(-1, 1), maps[:, 7:13])
-    torch.testing.assert_close(caps.logits[..., 1], maps[:, 13])
+    # the numbers of one type's pose are neighbouring feature maps
+    torch.testing.assert_close(caps.poses[..., 1, :, :].flatten(-2).movedim(-1, 1), primary.poses(features)[:, 6:12])
+    torch.testing.assert_close(caps.logits[..., 1], primary.logits(features)[:, 1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_scaled_inputs(shared):
+    layer = cr.DenseCapsules(2, 3, space=(2, 2), shared=shared, coordinate_addition=shared, pose=(2, 2))
+    caps, scale = random_capsules(2, (2, 2), 2, (2, 2)), torch.tensor([0.5, 3.0])
+    scaled = caps._replace(poses=caps.poses * scale[:, None, None])
+    assert_capsules_close(layer(caps, scale), layer(scaled), 1e-6)
 
 
 def test_squashed_primary_capsules():

@@ -94,17 +94,20 @@ class CapsuleLayer(nn.Module):
     def _offset(self) -> Tensor | None:
         return None
 
-    def forward(self, caps: Capsules) -> Capsules:
-        """The output capsules, `[B, *S, J, r, c]`."""
+    def forward(self, caps: Capsules, scale: Float[Tensor, " C"] | None = None) -> Capsules:
+        """The output capsules, `[B, *S, J, r, c]`; input poses count `scale` times, for each type its own."""
         poses, logits, out, field = self._enter(caps)
+        matrices = (
+            self._matrices() if scale is None else self._matrices() * scale.repeat(self.taps)[:, None, None, None]
+        )
         operator = self._operator(poses)
         if operator is not None:
             new_poses, new_logits = operator(
-                self.routing, poses.float(), logits.float(), self._matrices().float(), self._offset(), field.index
+                self.routing, poses.float(), logits.float(), matrices.float(), self._offset(), field.index
             )
         else:
             new_poses, new_logits = route(
-                self.routing, poses, logits, self._matrices(), self._offset(), field, self.vote_budget
+                self.routing, poses, logits, matrices, self._offset(), field, self.vote_budget
             )
         shape = (len(poses), *out, self.out_channels)
         return Capsules.from_logits(new_poses.reshape(*shape, *self.out_pose), new_logits.reshape(shape))
@@ -334,8 +337,8 @@ class DenseCapsules(CapsuleLayer):
 class PrimaryCapsules(nn.Module):
     """The first capsules, read off feature maps by a convolution: `[B, F, *S] -> [B, *S', C, r, c]`.
 
-    Each type has r c + 1 feature maps, the last being its logit; with `squash` it has r c, and the length of the
-    squashed pose is the activation (Sabour et al. 2017).
+    One convolution gives each type r c feature maps for its pose, another one map for its logit; with `squash` the
+    length of the squashed pose is the activation (Sabour et al. 2017).
     """
 
     def __init__(
@@ -356,19 +359,20 @@ class PrimaryCapsules(nn.Module):
             raise ValueError(f"dimensions={dimensions}: feature maps have 1, 2 or 3")
         self.pose = pose_shape(pose)
         self.out_channels, self.dimensions, self.squash = out_channels, dimensions, squash
-        numbers = self.pose[0] * self.pose[1] + (0 if squash else 1)
-        self.conv = convolutions[dimensions](in_channels, out_channels * numbers, kernel_size, stride, padding)
+        kind, window = convolutions[dimensions], (kernel_size, stride, padding)
+        self.poses = kind(in_channels, out_channels * self.pose[0] * self.pose[1], *window)
+        self.logits = None if squash else kind(in_channels, out_channels, *window)
 
     def forward(self, features: Float[Tensor, "B F *S"]) -> Capsules:
         """Channels last, as capsule layers want them."""
-        if features.dim() != self.dimensions + 2 or features.shape[1] != self.conv.in_channels:
+        if features.dim() != self.dimensions + 2 or features.shape[1] != self.poses.in_channels:
             raise ValueError(
-                f"feature maps have shape {list(features.shape)}; expected [batch, {self.conv.in_channels}, "
+                f"feature maps have shape {list(features.shape)}; expected [batch, {self.poses.in_channels}, "
                 f"{self.dimensions} spatial axes]"
             )
-        maps = self.conv(features).movedim(1, -1).unflatten(-1, (self.out_channels, -1))
-        if not self.squash:
-            return Capsules.from_logits(maps[..., :-1].unflatten(-1, self.pose), maps[..., -1])
-        squared_length = maps.square().sum(-1)
-        poses = squash(maps, squared_length).unflatten(-1, self.pose)
+        flat = self.poses(features).movedim(1, -1).unflatten(-1, (self.out_channels, -1))
+        if self.logits is not None:
+            return Capsules.from_logits(flat.unflatten(-1, self.pose), self.logits(features).movedim(1, -1))
+        squared_length = flat.square().sum(-1)
+        poses = squash(flat, squared_length).unflatten(-1, self.pose)
         return Capsules.from_logits(poses, torch.log(squared_length + 1e-12))

@@ -134,13 +134,14 @@ class CapsNet(nn.Module):
                 f"images have shape {list(images.shape)}; this network takes [batch, {self.in_channels}, "
                 f"{self.image_size[0]}, {self.image_size[1]}]; pass image_size= and in_channels= when building it"
             )
-        caps: Capsules = self.primary(self.stem(images))
+        # capsules are channels last, and so their feature maps may as well be from the start
+        caps: Capsules = self.primary(self.stem(images.contiguous(memory_format=torch.channels_last)))
         return caps
 
     def route(self, caps: Capsules) -> Capsules:
         """The class capsules, from primary capsules."""
         for norm, layer in zip(self.norms, self.layers, strict=True):
-            caps = layer(norm(caps))
+            caps = layer(caps, norm.scale(caps.poses)) if isinstance(norm, PoseNorm) else layer(caps)
         return caps
 
     def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
@@ -39,18 +41,36 @@ class PoseNorm(nn.Module):
         self.eps = eps
         self.register_buffer("mean_square", torch.ones(channels))
 
-    def forward(self, caps: Capsules) -> Capsules:
-        poses = caps.poses
+    def scale(self, poses: Float[Tensor, "*S C r c"]) -> Float[Tensor, " C"]:
+        """What the poses of each type are multiplied by; a layer's matrices can do that, without a copy of poses."""
+        square = self.mean_square
         if self.training and poses.numel() > 0:
-            others = [axis for axis in range(poses.dim()) if axis != poses.dim() - 3]
-            total = poses.float().square().sum(others) if poses.dtype != torch.float64 else poses.square().sum(others)
+            total: Tensor = _SumOfSquares.apply(poses)
             square = mean_over_batch(total[None], poses.numel() // poses.shape[-3])[0]
             with torch.no_grad():
                 self.mean_square.lerp_(square.to(self.mean_square.dtype), self.momentum)
-        else:
-            square = self.mean_square
-        scale = torch.rsqrt(square + self.eps).to(poses.dtype)
-        return caps._replace(poses=poses * scale[:, None, None])
+        return torch.rsqrt(square + self.eps).to(poses.dtype)
+
+    def forward(self, caps: Capsules) -> Capsules:
+        return caps._replace(poses=caps.poses * self.scale(caps.poses)[:, None, None])
+
+
+class _SumOfSquares(torch.autograd.Function):
+    """For each type; without the copies of all poses that squaring them, and its gradient, would take."""
+
+    @staticmethod
+    def forward(ctx: Any, poses: Float[Tensor, "*S C r c"]) -> Float[Tensor, " C"]:
+        ctx.save_for_backward(poses)
+        others = [axis for axis in range(poses.dim()) if axis != poses.dim() - 3]
+        wide = torch.promote_types(poses.dtype, torch.float32)
+        total: Tensor = torch.linalg.vector_norm(poses, dim=others, dtype=wide).square()
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Float[Tensor, " C"]) -> Tensor:
+        (poses,) = ctx.saved_tensors
+        result: Tensor = poses * (2 * grad).to(poses.dtype)[:, None, None]
+        return result
 
 
 class BatchNorm2d(nn.BatchNorm2d):

@@ -14,7 +14,7 @@ static void run(const capsroute::Geometry& g, int64_t iterations, int64_t unit, 
   const capsroute::Inputs in{poses.data(), weight.data(), has_offset ? offset.data() : nullptr,
                              index.data(), &sharpness,    iterations,
                              unit};
-  auto out_poses = unset(outputs * size), out_logits = unset(outputs), trail = unset(outputs * iterations * size);
+  auto out_poses = unset(outputs * size), out_logits = unset(outputs), trail = unset(outputs * ((iterations - 1) * size + 1));
   const capsroute::Outputs out{out_poses.data(), out_logits.data(), trail.data()};
   expect(capsroute_dynamic_forward(&g, &in, &out), 0, "dynamic forward");
   expect_finite(out_poses, "dynamic poses");

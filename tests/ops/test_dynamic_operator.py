@@ -117,7 +117,8 @@ def test_opcheck(offset):
     torch.library.opcheck(dynamic_forward, _arguments(offset))
     plain = _arguments(offset, requires_grad=False)
     poses, logits, trail = dynamic_forward(*plain)
-    torch.library.opcheck(dynamic_backward, (torch.randn_like(poses), torch.randn_like(logits), trail, *plain))
+    grads = torch.randn_like(poses), torch.randn_like(logits)
+    torch.library.opcheck(dynamic_backward, (*grads, poses, trail, *plain))
 
 
 @pytest.mark.parametrize("how", ROUTINGS)

@@ -140,9 +140,9 @@ def test_a_non_finite_loss_names_the_layer_and_keeps_the_checkpoint() -> None:
 
 def test_a_non_finite_gradient_stops_before_it_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer()
-    weight = made.learner.net.primary.conv.weight
+    weight = made.learner.net.primary.poses.weight
     weight.register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(RunError, match=r"the gradient is not finite in epoch 1, batch 1; .* of primary\.conv\.weight"):
+    with pytest.raises(RunError, match=r"the gradient is not finite in epoch 1, batch 1; .* of primary\.poses\.weight"):
         made.fit(Run("run"), Notes())
     assert torch.isfinite(weight).all()
 

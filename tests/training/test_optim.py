@@ -77,7 +77,13 @@ def test_weight_decay_leaves_norms_biases_and_routing_alone() -> None:
     groups = build_optimizer(net, OptimizerConfig(weight_decay=0.1)).param_groups
     names = {id(p): name for name, p in net.named_parameters()}
     decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
-    assert decayed == {"stem.0.weight", "primary.conv.weight", "layers.0.weight", "layers.1.weight"}
+    assert decayed == {
+        "stem.0.weight",
+        "primary.poses.weight",
+        "primary.logits.weight",
+        "layers.0.weight",
+        "layers.1.weight",
+    }
     assert sum(len(group["params"]) for group in groups) == len(names)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -44,7 +44,7 @@ class Workbench:
         self.net = candidate.build()
         if candidate.path == "fused":
             self._prebuild()
-        self.optimizer = torch.optim.Adam(self.net.parameters())
+        self.optimizer = torch.optim.Adam(self.net.parameters(), fused=True)
         self._image = (CHANNELS, candidate.image_size, candidate.image_size)
 
     def _prebuild(self) -> None:
@@ -77,17 +77,19 @@ class Workbench:
         """Bytes an image by which the process grows, at its peak, while the capsule layers work.
 
         Resident memory is what the system counts, so an operator's own buffers are in it. The layers' inputs are not:
-        they are there before. Of the convolutional network the whole is measured.
+        they are there before. Of the convolutional network the whole is measured. What is freed goes back to the
+        system at once: what the C library would keep for later says nothing of the need.
         """
         images, _ = self._data(batch)
         inputs = self._inputs(phase, images)
         self.net.zero_grad(set_to_none=True)
-        before = _settle_memory()
-        out = self._capsule_layers(phase, inputs)
-        if phase == "train":
-            assert out.logits is not None
-            (out.poses.sum() + out.logits.sum()).backward()
-        return max(0, _status("VmHWM") - before) / batch
+        with _freed_at_once():
+            before = _settle_memory()
+            out = self._capsule_layers(phase, inputs)
+            if phase == "train":
+                assert out.logits is not None
+                (out.poses.sum() + out.logits.sum()).backward()
+            return max(0, _status("VmHWM") - before) / batch
 
     def _data(self, batch: int) -> tuple[Tensor, Tensor]:
         import torch
@@ -129,6 +131,20 @@ class Workbench:
         with torch.set_grad_enabled(phase == "train"):
             out: Capsules = run(inputs)
             return out
+
+
+@contextmanager
+def _freed_at_once() -> Iterator[None]:
+    """Blocks above 128 KB come from the system and go back when freed, as in glibc until it has seen larger ones."""
+    import ctypes
+
+    threshold, low, high = -3, 2**17, 2**25  # M_MMAP_THRESHOLD, where it starts and where it may rise to
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)
+    mallopt(threshold, low)
+    try:
+        yield
+    finally:
+        mallopt(threshold, high)
 
 
 def _settle_memory() -> int:

@@ -67,6 +67,18 @@ def empty_outputs(poses: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor,
     return poses.new_empty(*shape, weight.shape[2], poses.shape[3]), poses.new_empty(shape)
 
 
+def given_gradients(
+    grad_poses: Tensor | None, grad_logits: Tensor | None, poses: Tensor, weight: Tensor, index: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of both outputs, zero for one that nothing depends on."""
+    shape = (poses.shape[0], index.shape[0], weight.shape[1])
+    if grad_poses is None:
+        grad_poses = poses.new_zeros(*shape, weight.shape[2], poses.shape[3])
+    if grad_logits is None:
+        grad_logits = poses.new_zeros(shape)
+    return grad_poses, grad_logits
+
+
 def empty_gradients(*inputs: Tensor | None) -> list[Tensor]:
     """Return one contiguous tensor to be filled for each input; that of an absent input is empty."""
     absent = torch.empty(0)

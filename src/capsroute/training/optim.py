@@ -24,7 +24,9 @@ def build_optimizer(net: nn.Module, config: OptimizerConfig) -> torch.optim.Opti
         {"params": free, "weight_decay": 0.0},
     ]
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind([group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps)
+    return kind(
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+    )
 
 
 def learning_rate(config: ScheduleConfig, base: float, step: int, steps: int, steps_per_epoch: int) -> float:

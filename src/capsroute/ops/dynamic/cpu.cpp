@@ -54,11 +54,11 @@ void forward_window(Shape shape, Plan& plan, int64_t at, Window& window, float* 
     couple(g, t && !plan.in.unit, window, gains, scores, rows);
   }
   for (int64_t j = 0; j < g.outputs; ++j) {
-    const int64_t o = at * g.outputs + j;
-    const float* sum = plan.sums(at, j, last);
+    float* sum = plan.sums(at, j, last);
     const Squash squash(shape.out, sum);
-    for (int d = 0; d < shape.out; ++d) plan.out.poses[o * shape.out + d] = squash.shrink * sum[d];
-    plan.out.logits[o] = std::log(squash.squared + kTiny);
+    for (int d = 0; d < shape.out; ++d) sum[d] *= squash.shrink;
+    plan.squared(at, j) = squash.squared;
+    plan.out.logits[at * g.outputs + j] = std::log(squash.squared + kTiny);
   }
 }
 
@@ -119,10 +119,12 @@ void recompute(Shape shape, const Gradients& grads, int64_t at, Window& window, 
   const int64_t last = plan.in.iterations - 1;
   for (int64_t j = 0; j < g.outputs; ++j) {
     const int64_t o = at * g.outputs + j;
-    const float* sum = plan.sums(at, j, last);
-    float* grad = w.vector(w.grad_sums, last, j);
+    const Squash squash(plan.squared(at, j));
+    const float* pose = plan.sums(at, j, last);
+    float sum[kMaxPose], *grad = w.vector(w.grad_sums, last, j);
+    for (int d = 0; d < shape.out; ++d) sum[d] = pose[d] / squash.shrink;
     std::copy_n(grads.poses + o * shape.out, shape.out, grad);
-    Squash(shape.out, sum).backward(shape.out, sum, grads.logits[o], grad);
+    squash.backward(shape.out, sum, grads.logits[o], grad);
     for (int64_t t = 0; t < last; ++t) {
       const float *sum = plan.sums(at, j, t), scale = plan.target(sum).scale;
       float* target = w.vector(w.targets, t, j);

@@ -46,7 +46,7 @@ def dynamic_forward(
     unit: bool,
     sharpness: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return poses, logits and the trail: the sums before they were squashed, from which backward starts."""
+    """Return poses, logits and the trail: the sums before they were squashed, and the squared length of the last."""
     native.check(poses, poses[..., 0, 0], weight, offset, index)
     if iterations < 1:
         raise ValueError(f"iterations={iterations}: capsules are formed at least once")
@@ -73,6 +73,7 @@ def _(
 def dynamic_backward(
     grad_poses: Tensor,
     grad_logits: Tensor,
+    out_poses: Tensor,
     trail: Tensor,
     poses: Tensor,
     weight: Tensor,
@@ -85,14 +86,14 @@ def dynamic_backward(
     """Return the gradients of all float inputs in their order; that of an absent offset is empty."""
     kept = native.contiguous(poses, weight, offset, index)
     grads_out = native.contiguous(grad_poses, grad_logits)
-    saved = native.contiguous(trail)
+    saved = native.contiguous(out_poses, trail)
     factor = torch.tensor([sharpness], dtype=torch.float32)
     grads = native.empty_gradients(poses, weight, offset)
     native.call(
         native.library("dynamic").capsroute_dynamic_backward,
         native.geometry(poses, weight, index),
         native.words(*kept, factor, iterations, int(unit)),
-        native.words(None, None, *saved),
+        native.words(saved[0], None, saved[1]),
         native.words(*grads_out, *grads),
     )
     return grads
@@ -102,6 +103,7 @@ def dynamic_backward(
 def _(
     grad_poses: Tensor,
     grad_logits: Tensor,
+    out_poses: Tensor,
     trail: Tensor,
     poses: Tensor,
     weight: Tensor,
@@ -115,16 +117,13 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     tensors, ctx.options = inputs[:4], inputs[4:]
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # zeros for the trail would be the largest tensor of the step
-    ctx.save_for_backward(output[2], *tensors)
+    ctx.save_for_backward(output[0], output[2], *tensors)
 
 
 def _autograd(ctx: Any, grad_poses: Tensor | None, grad_logits: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    trail, poses, weight, offset, index = ctx.saved_tensors
-    if grad_poses is None or grad_logits is None:
-        zeros = [torch.zeros_like(out) for out in native.empty_outputs(poses, weight, index)]
-        grad_poses = zeros[0] if grad_poses is None else grad_poses
-        grad_logits = zeros[1] if grad_logits is None else grad_logits
-    grads = dynamic_backward(grad_poses, grad_logits, trail, poses, weight, offset, index, *ctx.options)
+    out_poses, trail, poses, weight, offset, index = ctx.saved_tensors
+    grad_poses, grad_logits = native.given_gradients(grad_poses, grad_logits, poses, weight, index)
+    grads = dynamic_backward(grad_poses, grad_logits, out_poses, trail, poses, weight, offset, index, *ctx.options)
     return grads[0], grads[1], None if offset is None else grads[2], *[None] * 4
 
 
@@ -133,4 +132,4 @@ dynamic_forward.register_autograd(_autograd, setup_context=_setup_context)
 
 def _empty_outputs(poses: Tensor, weight: Tensor, index: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     out, logits = native.empty_outputs(poses, weight, index)
-    return out, logits, poses.new_empty(*logits.shape, iterations, weight.shape[2] * poses.shape[3])
+    return out, logits, poses.new_empty(*logits.shape, (iterations - 1) * weight.shape[2] * poses.shape[3] + 1)

@@ -17,7 +17,7 @@ struct Inputs {
 
 struct Outputs {
   float *poses, *logits;
-  float* trail;  // [B, P, J, T, D]: the sums that were squashed
+  float* trail;  // [B, P, J, (T - 1) D + 1]: the sums that were squashed, of the last only its squared length
 };
 
 struct Gradients {
@@ -41,7 +41,8 @@ float inner(int size, const float* a, const float* b) {
 struct Squash {
   float squared, length, shrink;
 
-  Squash(int size, const float* sum) : squared(inner(size, sum, sum)) {
+  Squash(int size, const float* sum) : Squash(inner(size, sum, sum)) {}
+  explicit Squash(float squared) : squared(squared) {
     length = std::sqrt(squared + kTiny);
     shrink = length / (1.0f + squared);
   }
@@ -91,9 +92,17 @@ struct Plan {
   }
   const float* weights(int64_t j) { return weight.get() + j * g.lanes() * g.weight(); }
   Target target(const float* sum) const { return Target(static_cast<int>(g.out()), sum, in.unit, in.sharpness[0]); }
-  // The sum of output capsule j of `window` (image and position) at iteration t.
+  // The sum of output capsule j of `window` (image and position) at iteration t; before it was squashed, the last is
+  // where its pose is to be.
   float* sums(int64_t window, int64_t j, int64_t t) const {
-    return out.trail + ((window * g.outputs + j) * in.iterations + t) * g.out();
+    return t + 1 < in.iterations ? trail(window, j) + t * g.out() : out.poses + (window * g.outputs + j) * g.out();
+  }
+  // The squared length of the last sum.
+  float& squared(int64_t window, int64_t j) const { return trail(window, j)[(in.iterations - 1) * g.out()]; }
+
+ private:
+  float* trail(int64_t window, int64_t j) const {
+    return out.trail + (window * g.outputs + j) * ((in.iterations - 1) * g.out() + 1);
   }
 };
 

@@ -134,10 +134,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _autograd(ctx: Any, grad_poses: Tensor | None, grad_logits: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     trail, shares, *inputs = ctx.saved_tensors
     poses, _, weight, offset, index, *_ = inputs
-    if grad_poses is None or grad_logits is None:
-        zeros = [torch.zeros_like(out) for out in native.empty_outputs(poses, weight, index)]
-        grad_poses = zeros[0] if grad_poses is None else grad_poses
-        grad_logits = zeros[1] if grad_logits is None else grad_logits
+    grad_poses, grad_logits = native.given_gradients(grad_poses, grad_logits, poses, weight, index)
     grads = em_backward(grad_poses, grad_logits, trail, shares, *inputs, *ctx.options)
     of_poses, of_logits, of_weight, of_offset, of_use, of_activate = grads
     return of_poses, of_logits, of_weight, None if offset is None else of_offset, None, of_use, of_activate, *[None] * 3

@@ -142,10 +142,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _autograd(ctx: Any, grad_poses: Tensor | None, grad_logits: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     out_poses, trail, *inputs = ctx.saved_tensors
-    if grad_poses is None:
-        grad_poses = torch.zeros_like(out_poses)
-    if grad_logits is None:
-        grad_logits = out_poses.new_zeros(out_poses.shape[:3])
+    poses, _, weight, _, index, *_ = inputs
+    grad_poses, grad_logits = native.given_gradients(grad_poses, grad_logits, poses, weight, index)
     grads = similarity_backward(grad_poses, grad_logits, out_poses, trail, *inputs, ctx.iterations)
     of_poses, of_log_activations, of_weight, of_offset, *of_parameters = grads
     return of_poses, of_log_activations, of_weight, None if inputs[3] is None else of_offset, None, *of_parameters, None
