@@ -41,6 +41,11 @@ def test_the_papers_protocol_is_the_default_of_its_recipes(data: str, routing: s
 
 def test_em_uses_the_spread_loss() -> None:
     assert recipe("smallnorb-em").loss.name == "spread"
+    assert recipe("multimnist-em").loss.name == "margin"
+
+
+def test_em_starts_with_two_iterations() -> None:
+    assert recipe("mnist-em").model["routing_options"] == {"iterations": 2, "inverse_temperature": 0.05}
 
 
 def test_settings_change_one_entry_each() -> None:

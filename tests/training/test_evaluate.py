@@ -60,15 +60,16 @@ def test_the_surest_mistakes_come_first() -> None:
 class Mean(nn.Module):
     """Says class 1 where the middle of an image is bright; batches are noted."""
 
-    def __init__(self) -> None:
+    def __init__(self, common: float = 0.0) -> None:
         super().__init__()
+        self.common = common
         self.weight = nn.Parameter(torch.ones(1))
         self.sizes: list[int] = []
 
     def forward(self, images: torch.Tensor) -> Capsules:
         self.sizes.append(len(images))
         bright = 8 * images.mean((1, 2, 3)) - 4
-        logits = torch.stack([-bright, bright], dim=1)
+        logits = torch.stack([-bright, bright], dim=1) + self.common
         return Capsules.from_logits(logits[..., None, None], logits)
 
 
@@ -87,15 +88,16 @@ def test_predictions_come_in_the_order_of_the_split_and_leave_the_mode() -> None
     torch.testing.assert_close(found.logits[:, 1], torch.tensor([-4.0, 4.0] * 5))
 
 
-def test_multicrop_averages_activations() -> None:
-    net = Mean()
+@pytest.mark.parametrize("common", [0.0, 50.0])  # where all classes are sure of themselves, shares still differ
+def test_multicrop_averages_shares(common: float) -> None:
+    net = Mean(common)
     images = np.zeros((1, 1, 12, 12), np.uint8)
     images[..., :6] = 255  # the centre crop is half bright; a shift to the side makes it more or less so
     found = predict(net, Split.of(images, [0]), Transform(crop=6), multicrop=True)
     assert net.sizes == [13]
     share = torch.tensor([0.5] + [0.5 - s / 6 for step in (1, 2, 3) for s in (-step, step) * 2])
-    expected = torch.sigmoid(8 * share - 4).mean()
-    assert torch.sigmoid(found.logits[0, 1]).item() == pytest.approx(expected.item(), abs=1e-6)
+    expected = torch.sigmoid(2 * (8 * share - 4)).mean()  # of two logits x and -x, the softmax
+    assert found.logits[0, 1].exp().item() == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_a_run_is_judged_as_it_was_tested_and_drawn(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def predict(
 ) -> Predictions:
     """Run a network over a split; ranks share the work and all get the result.
 
-    With `multicrop`, the class activations of thirteen windows around the centre are averaged.
+    With `multicrop`, the class shares (softmax) of thirteen windows around the centre are averaged.
     """
     rank, world = (0, 1) if fabric is None else (fabric.global_rank, fabric.world_size)
     loader = Loader(split, transform, batch_size=batch_size, train=False, rank=rank, world_size=world)
@@ -90,9 +90,9 @@ def _logits(net: nn.Module, images: Tensor, fabric: Fabric | None) -> Tensor:
 
 
 def _over_crops(net: nn.Module, crops: Float[Tensor, "B k F H W"]) -> Float[Tensor, "B K"]:
-    """The logit of the mean activation."""
+    """The logarithm of the mean share: after cross-entropy all activations may be near one, which says nothing."""
     logits = net(crops.flatten(0, 1)).logits.unflatten(0, crops.shape[:2])
-    return torch.logit(torch.sigmoid(logits.double()).mean(1), eps=1e-12)
+    return logits.double().log_softmax(-1).logsumexp(1) - math.log(crops.shape[1])
 
 
 def wilson(wrong: int, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
