@@ -78,6 +78,7 @@ def evaluate(
     data: DataDir = None,
     affine: Annotated[bool, typer.Option("--affine", help="Also on affine-transformed digits.")] = False,
     multicrop: Annotated[bool, typer.Option("--multicrop", help="Also averaged over 13 crops.")] = False,
+    robust: Annotated[bool, typer.Option("--robust", help="Also under other light, and with the crop moved.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where pictures go; RUN/evaluation unless told.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     threads: Threads = None,
@@ -86,7 +87,15 @@ def evaluate(
     from capsroute.training.commands import run_evaluation
 
     run_evaluation(
-        run, pretrained, data=data, affine=affine, multicrop=multicrop, out=out, as_json=as_json, threads=threads
+        run,
+        pretrained,
+        data=data,
+        affine=affine,
+        multicrop=multicrop,
+        robust=robust,
+        out=out,
+        as_json=as_json,
+        threads=threads,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ from torch import nn
 import capsroute as cr
 from capsroute.capsules import Capsules
 from capsroute.data import Split, Transform
+from capsroute.data.transforms import THIRTEEN_CROPS
 from capsroute.errors import RunError
 from capsroute.training import Predictions, predict, recipe
 from capsroute.training.config import ConfigError
 from capsroute.training.evaluate import confusion, wilson
 from capsroute.training.report import worst_mistakes
-from capsroute.training.verdict import draw, judge, load_trained
+from capsroute.training.verdict import LIGHTS, Trained, draw, judge, load_trained, relit
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,31 @@ def test_multicrop_averages_shares(common: float) -> None:
     net = Mean(common)
     images = np.zeros((1, 1, 12, 12), np.uint8)
     images[..., :6] = 255  # the centre crop is half bright; a shift to the side makes it more or less so
-    found = predict(net, Split.of(images, [0]), Transform(crop=6), multicrop=True)
+    found = predict(net, Split.of(images, [0]), Transform(crop=6), crops=THIRTEEN_CROPS)
     assert net.sizes == [13]
     share = torch.tensor([0.5] + [0.5 - s / 6 for step in (1, 2, 3) for s in (-step, step) * 2])
     expected = torch.sigmoid(2 * (8 * share - 4)).mean()  # of two logits x and -x, the softmax
     assert found.logits[0, 1].exp().item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_relit_images() -> None:
+    images = np.array([[[[0, 100], [100, 200]]]], np.uint8)
+    plain = Split.of(images, [0])
+    assert relit(plain, 1.0, 64.0).images.stored.ravel().tolist() == [64, 164, 164, 255]
+    assert relit(plain, 0.5, 0.0).images.stored.ravel().tolist() == [50, 100, 100, 150]
+    assert plain.images.stored.ravel().tolist() == [0, 100, 100, 200]
+
+
+def test_robustness_is_judged() -> None:
+    made_up = SimpleNamespace(title="made up", test=split())  # 12 x 12, so that a crop of 4 may move by 4
+    verdicts = judge(Trained(Mean(), recipe(), made_up, Transform(crop=4)), robust=True)
+    assert [verdict.title for verdict in verdicts] == [
+        "made up",
+        *(f"made up, {how}" for how in LIGHTS),
+        "made up, crop 4 pixels down and right",
+    ]
+    assert [verdict.found.error for verdict in verdicts] == [0.0] * 5
+    assert len(judge(Trained(Mean(), recipe(), made_up, Transform()), robust=True)) == 4  # no crop to move
 
 
 def test_a_run_is_judged_as_it_was_tested_and_drawn(tmp_path: Path) -> None:

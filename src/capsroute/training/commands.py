@@ -54,6 +54,7 @@ def run_evaluation(
     data: Path | None,
     affine: bool,
     multicrop: bool,
+    robust: bool,
     out: Path | None,
     as_json: bool,
     threads: int | None,
@@ -66,7 +67,7 @@ def run_evaluation(
 
     set_threads(threads)
     trained = load_trained(pretrained or str(run), data)
-    verdicts = judge(trained, affine=affine, multicrop=multicrop, data_dir=data)
+    verdicts = judge(trained, affine=affine, multicrop=multicrop, robust=robust, data_dir=data)
     folder = out or (Path("evaluation") / str(pretrained) if run is None else run / "evaluation")
     drawn = draw(verdicts[0], trained.dataset.classes, folder)
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,11 +48,11 @@ def predict(
     *,
     batch_size: int = 128,
     fabric: Fabric | None = None,
-    multicrop: bool = False,
+    crops: Sequence[tuple[int, int]] = (),
 ) -> Predictions:
     """Run a network over a split; ranks share the work and all get the result.
 
-    With `multicrop`, the class shares (softmax) of thirteen windows around the centre are averaged.
+    With `crops`, the class shares (softmax) of windows that far from the centre are averaged.
     """
     rank, world = (0, 1) if fabric is None else (fabric.global_rank, fabric.world_size)
     loader = Loader(split, transform, batch_size=batch_size, train=False, rank=rank, world_size=world)
@@ -62,8 +63,8 @@ def predict(
     for number, batch in enumerate(loader.epoch(0)):
         first = number * loader.global_batch
         rows = torch.arange(first, min(first + loader.global_batch, len(split)))[rank::world]
-        if multicrop:
-            logits = _over_crops(net, transform.crops(split, rows.numpy()).to(device))
+        if crops:
+            logits = _over_crops(net, transform.crops(split, rows.numpy(), crops).to(device))
         else:
             logits = _logits(net, batch.images.to(device), fabric)
         if found is None:
@@ -92,7 +93,8 @@ def _logits(net: nn.Module, images: Tensor, fabric: Fabric | None) -> Tensor:
 def _over_crops(net: nn.Module, crops: Float[Tensor, "B k F H W"]) -> Float[Tensor, "B K"]:
     """The logarithm of the mean share: after cross-entropy all activations may be near one, which says nothing."""
     logits = net(crops.flatten(0, 1)).logits.unflatten(0, crops.shape[:2])
-    return logits.double().log_softmax(-1).logsumexp(1) - math.log(crops.shape[1])
+    shares: Tensor = logits.double().log_softmax(-1).logsumexp(1) - math.log(crops.shape[1])
+    return shares
 
 
 def wilson(wrong: int, count: int, z: float = 1.959963984540054) -> tuple[float, float]:

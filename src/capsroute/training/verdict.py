@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import nn
 
 from capsroute import data, pretrained
 from capsroute.data import DataSet, Split, Transform
+from capsroute.data.transforms import THIRTEEN_CROPS
 from capsroute.errors import RunError
 from capsroute.training.config import Config, ConfigError
 from capsroute.training.evaluate import Predictions, confusion, predict
@@ -18,6 +21,9 @@ from capsroute.training.report import draw_mistakes, worst_mistakes
 from capsroute.training.run import read_json
 
 CANVAS = 40  # pixels a side of the affine digits
+# What `robust` looks at: contrast and brightness (of 255) of the stored pixels, and crops away from the centre.
+LIGHTS = {"64 brighter": (1.0, 64.0), "64 darker": (1.0, -64.0), "half the contrast": (0.5, 0.0)}
+MOVES = (4, 8)
 
 
 class Verdict(NamedTuple):
@@ -58,23 +64,48 @@ def load_trained(name: Path | str, data_dir: Path | None = None) -> Trained:
 
 
 def judge(
-    trained: Trained, *, affine: bool = False, multicrop: bool = False, data_dir: Path | None = None
+    trained: Trained,
+    *,
+    affine: bool = False,
+    multicrop: bool = False,
+    robust: bool = False,
+    data_dir: Path | None = None,
 ) -> list[Verdict]:
     """The test set, and what else was asked for."""
-    verdicts = [_judge(trained.net, trained.dataset.title, trained.dataset.test, trained.transform)]
+    net, test, transform, title = trained.net, trained.dataset.test, trained.transform, trained.dataset.title
+    verdicts = [_judge(net, title, test, transform)]
     if multicrop:
-        title = f"{trained.dataset.title}, 13 crops"
         try:
-            verdicts.append(_judge(trained.net, title, trained.dataset.test, trained.transform, multicrop=True))
+            verdicts.append(_judge(net, f"{title}, 13 crops", test, transform, THIRTEEN_CROPS))
         except ValueError as error:
             raise ConfigError(f"--multicrop is not for {trained.config.data.name}: {error}") from error
+    if robust:
+        verdicts += [_judge(net, f"{title}, {how}", relit(test, *light), transform) for how, light in LIGHTS.items()]
+        room = 0 if transform.crop is None else (test.images.shape[2] - transform.crop) // 2
+        moves = [step for step in MOVES if step <= room]
+        verdicts += [
+            _judge(net, f"{title}, crop {step} pixels down and right", test, transform, [(step, step)])
+            for step in moves
+        ]
     if affine:
         verdicts += _affine(trained, data_dir)
     return verdicts
 
 
-def _judge(net: nn.Module, title: str, split: Split, transform: Transform, multicrop: bool = False) -> Verdict:
-    return Verdict(title, split, transform, predict(net, split, transform, multicrop=multicrop))
+def relit(split: Split, contrast: float, brightness: float) -> Split:
+    """The same images under other light: differences from an image's mean times `contrast`, plus `brightness`."""
+    stored = split.images.stored[split.images.rows]
+    changed = np.empty_like(stored)
+    for number, image in enumerate(stored):
+        mean = image.mean()
+        changed[number] = np.clip(np.rint(contrast * (image - mean) + mean + brightness), 0, 255)
+    return Split.of(changed, split.labels)
+
+
+def _judge(
+    net: nn.Module, title: str, split: Split, transform: Transform, crops: Sequence[tuple[int, int]] = ()
+) -> Verdict:
+    return Verdict(title, split, transform, predict(net, split, transform, crops=crops))
 
 
 def _affine(trained: Trained, data_dir: Path | None) -> list[Verdict]:
