@@ -142,7 +142,7 @@ def test_votes_are_dragged_with_the_mouse_and_drawn_anew(view):
     view.mouse.move(box["x"] + 30, box["y"] + 30, steps=6)
     view.mouse.up()
     dragged = wait_for_change(view, lambda: pose(view), start)
-    expect(vote).to_have_attribute("transform", re.compile(r"translate\((2|3|4)\d(\.\d)? (2|3|4)\d(\.\d)?\)"))
+    expect(vote).to_have_attribute("transform", re.compile(r"translate\((2|3|4)\d(\.\d+)? (2|3|4)\d(\.\d+)?\)"))
     view.locator("#resample").click()
     wait_for_change(view, lambda: pose(view), dragged)
 
