@@ -41,6 +41,16 @@ def test_weights_and_shapes_of_the_paper(options, weights, sides):
     assert spaces(net) == [(a, a, 8, 4, 4), (b, b, 16, 4, 4), (c, c, 16, 4, 4), (5, 4, 4)]
 
 
+def test_a_stem_of_several_convolutions():
+    net = cr.CapsNet(in_channels=2, stem=((32, 5, 2), (32, 3, 1), (64, 3, 1)), coordinate_addition=True)
+    assert spaces(net)[0] == (14, 14, 8, 4, 4)
+    assert count_parameters(net, routing=True) == 95_269
+    assert count_parameters(cr.CapsNet(stem=((64, 5, 2),))) == 86_408
+    for wrong in ((), (64, 5), ((64, 5, 2), (32, 3))):
+        with pytest.raises(ValueError, match="channels, kernel size, stride"):
+            cr.CapsNet(stem=wrong)
+
+
 def test_routing_parameters_of_the_paper():
     """Q = 4, 4, 10; hidden layers and LSTM units of the connectionist table."""
     kernels = [layer.routing.compatibility.kernel for layer in cr.CapsNet().layers]

@@ -40,8 +40,9 @@ class CapsNet(nn.Module):
         routing: a name, a constructor's result, a `Routing`, or one of these for each capsule layer.
         routing_options: for a routing given by name; they go over the paper's own for each layer.
         image_size: side of the square images, or (height, width).
-        stem: channels, kernel size and stride of the first convolution; `stem_padding=2` gives the shapes of the
-            paper's table, 0 its 86K weights.
+        stem: channels, kernel size and stride of the first convolution, or a list of these for several; all but the
+            first are padded to keep the size at stride 1.
+        stem_padding: of the first convolution; 2 gives the shapes of the paper's table, 0 its 86K weights.
         primary: types of primary capsules.
         capsules: types, kernel size and stride of each convolutional capsule layer.
         coordinate_addition: class capsules share matrices between positions and are told where votes come from.
@@ -61,7 +62,7 @@ class CapsNet(nn.Module):
         in_channels: int = 1,
         classes: int = 5,
         routing_options: Mapping[str, Any] | None = None,
-        stem: Sequence[int] = (64, 5, 2),
+        stem: Sequence[int] | Sequence[Sequence[int]] = (64, 5, 2),
         stem_padding: int = 0,
         primary: int = 8,
         capsules: Sequence[Sequence[int]] = ((16, 3, 2), (16, 3, 1)),
@@ -89,12 +90,16 @@ class CapsNet(nn.Module):
         if faithful:
             pose_norm, weight_start = None, "noise"
 
-        channels, kernel, stride = stem
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, channels, kernel, stride, stem_padding), nn.ReLU(), BatchNorm2d(channels)
-        )
+        convolutions: list[nn.Module] = []
+        space: tuple[int, ...] = self.image_size
+        channels = in_channels
+        for n, (out, kernel, stride) in enumerate(_triples(stem)):
+            padding = kernel // 2 if n else stem_padding
+            convolutions += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU(), BatchNorm2d(out)]
+            space = output_space(space, (kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1))
+            channels = out
+        self.stem = nn.Sequential(*convolutions)
         self.primary = PrimaryCapsules(channels, primary, pose=self.pose)
-        space = output_space(self.image_size, (kernel,) * 2, (stride,) * 2, (stem_padding,) * 2, (1, 1))
         shapes = _layer_shapes(space, primary, capsules, classes, self.pose)
         routings = _routings(routing, shapes, dict(routing_options or {}), share_routing, faithful)
         common: dict[str, Any] = {
@@ -172,6 +177,14 @@ class CapsNet(nn.Module):
         if not isinstance(net, cls):
             raise ValueError(f"{name} holds a {type(net).__name__}, not a {cls.__name__}")
         return net
+
+
+def _triples(stem: Sequence[Any]) -> list[tuple[int, int, int]]:
+    """Channels, kernel size and stride of each convolution of the stem."""
+    rows = [stem] if stem and not isinstance(stem[0], Sequence) else list(stem)
+    if not rows or any(len(row) != 3 for row in rows):
+        raise ValueError(f"stem={stem!r}: pass (channels, kernel size, stride), or a list of these")
+    return [(row[0], row[1], row[2]) for row in rows]
 
 
 def _layer_shapes(

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_model
 
 from capsroute.errors import RunError
 from capsroute.models import CapsNet, ConvNet, to_json
@@ -61,3 +62,23 @@ def load(name: str | Path, **overrides: Any) -> CapsNet | ConvNet:
     except (json.JSONDecodeError, SafetensorError, FileNotFoundError, TypeError) as error:
         raise RunError(f"the network in {folder} cannot be read ({error}); save it again") from error
     return net.eval()
+
+
+@torch.no_grad()
+def borrow(net: CapsNet | ConvNet, name: str | Path) -> list[str]:
+    """Copy what fits by name and shape from a saved network, and name what does not: that starts as it was.
+
+    A network can so begin with the trunk and the matrices of one whose routing, or number of classes, is another.
+    """
+    folder = locate(name)
+    try:
+        saved = load_file(str(folder / "model.safetensors"))
+    except (SafetensorError, FileNotFoundError) as error:
+        raise RunError(f"the network in {folder} cannot be read ({error}); save it again") from error
+    own = net.state_dict()
+    fresh = [key for key, tensor in own.items() if key not in saved or saved[key].shape != tensor.shape]
+    if len(fresh) == len(own):
+        raise RunError(f"nothing of the network in {folder} fits this one by name and shape; begin without start=")
+    for key in own.keys() - set(fresh):
+        own[key].copy_(saved[key])
+    return fresh

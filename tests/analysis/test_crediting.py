@@ -13,13 +13,14 @@ from capsroute.routing import ROUTINGS
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("stem_padding", [0, 1])
-def test_every_map_sums_to_one(routing, stem_padding):
+@pytest.mark.parametrize("stem", [(6, 3, 2), ((6, 3, 2), (4, 3, 1))])
+def test_every_map_sums_to_one(routing, stem_padding, stem):
     net = CapsNet(
         routing,
         image_size=10,
         in_channels=2,
         classes=3,
-        stem=(6, 3, 2),
+        stem=stem,
         stem_padding=stem_padding,
         primary=2,
         capsules=((3, 2, 1), (2, 2, 1)),

@@ -174,3 +174,28 @@ def test_impossible_sizes_are_named(toys: Split) -> None:
         Transform(crop=64).apply(toys, [0], epoch=0, seed=0, train=False)
     with pytest.raises(ValueError, match="48 x 48 pixels cannot be padded to a square of 32"):
         Transform(pad_to=32).apply(toys, [0], epoch=0, seed=0, train=False)
+
+
+def test_stretch_changes_the_sides_and_keeps_the_area() -> None:
+    yy, xx = np.mgrid[:61, :61] - 30
+    disc = (yy**2 + xx**2 <= 100).astype(np.uint8) * 255
+    split = Split.of(disc[None, None].repeat(300, axis=0), np.zeros(300))
+    out = Transform(stretch=0.5).apply(split, range(300), epoch=0, seed=0, train=True)[:, 0].double().numpy()
+    mass = out.sum((1, 2))
+    np.testing.assert_allclose(mass, disc.sum() / 255, rtol=0.02)
+    ratio = np.sqrt((out * xx**2).sum((1, 2)) / (out * yy**2).sum((1, 2)))
+    assert 1 / 1.53 < ratio.min() < 0.69
+    assert 1.45 < ratio.max() < 1.53
+
+
+def test_a_mirrored_pair_changes_cameras() -> None:
+    images = np.arange(2 * 6 * 6, dtype=np.uint8).reshape(1, 2, 6, 6).repeat(40, axis=0)
+    split = Split.of(images, np.zeros(40))
+    plain = Transform().apply(split, [0], epoch=0, seed=0, train=True)[0]
+    for flip, mirrored in ((True, plain.flip(2)), ("stereo", plain.flip(2).flip(0))):
+        out = Transform(flip=flip).apply(split, range(40), epoch=0, seed=0, train=True)
+        turned = [bool(torch.equal(image, mirrored)) for image in out]
+        assert 8 < sum(turned) < 32
+        assert all(torch.equal(image, plain) for image, was in zip(out, turned, strict=True) if not was)
+    with pytest.raises(ValueError, match="flip='both'"):
+        Transform(flip="both")

@@ -220,3 +220,26 @@ def test_ten_lines_of_python(tmp_path: Path) -> None:
 
     assert caps.activations.shape == (1, 10)
     assert json.loads(run.result_file.read_text())["epochs"] == 1
+
+
+def test_a_run_can_begin_with_another_network() -> None:
+    first = train(tiny(), out="first", watcher=Notes())
+    saved = cr.CapsNet.from_pretrained(first.model).state_dict()
+    begun = gather(tiny(f"start={first.model}", name="digits-connectionist")).network().state_dict()
+    plain = gather(tiny(name="digits-connectionist")).network().state_dict()
+    for name, tensor in begun.items():
+        fits = name in saved and saved[name].shape == tensor.shape
+        assert torch.equal(tensor, saved[name] if fits else plain[name]), name
+        assert fits == (".routing." not in name), name
+    assert train(tiny(f"start={first.model}", "epochs=1"), out="second", watcher=Notes()).finished
+
+
+@pytest.mark.parametrize("start", ["nowhere", "broken", "other"])
+def test_a_start_that_cannot_be_used_is_refused_before_a_folder_is_made(start: str) -> None:
+    Path("broken").mkdir()
+    Path("broken/config.json").write_text("{}")
+    Path("broken/model.safetensors").write_bytes(b"short")
+    cr.pretrained.save(ConvNet(image_size=8, in_channels=1, classes=10, parameters=2000), "other")
+    with pytest.raises(RunError, match=start):
+        train(tiny(f"start={start}"), out="second", watcher=Notes())
+    assert not Path("second").exists()

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from capsroute.analysis.tracing import Array, LayerTrace, Score, softmax, trace
 from capsroute.geometry import Field, convolution_field
@@ -56,13 +57,19 @@ def credit(
 
 def _to_pixels(net: CapsNet, images: Tensor, primary: Array) -> Array:
     """From positions of primary capsules [B, P] to pixels [B, H, W]."""
-    convolution = net.stem[0]
-    assert isinstance(convolution, torch.nn.Conv2d)
-    kernel, stride = convolution.kernel_size, convolution.stride
-    padding = convolution.padding
-    assert not isinstance(padding, str)
-    field = convolution_field(net.image_size, net.in_channels, kernel, stride, padding, (1, 1), images.device)
-    strength = convolution.weight.detach().permute(2, 3, 1, 0).flatten(0, 2).norm(dim=1)
+    convolutions = [module for module in net.stem if isinstance(module, torch.nn.Conv2d)]
+    # several convolutions are looked through as one: its window, and how strongly it weighs each pixel of it
+    weight = torch.ones(1, convolutions[-1].out_channels, 1, 1)
+    stride, padding = 1, 0
+    for convolution in reversed(convolutions):
+        step, before = convolution.stride[0], convolution.padding[0]
+        assert isinstance(before, int)
+        weight = functional.conv_transpose2d(weight, convolution.weight.detach().square(), stride=step)
+        stride, padding = stride * step, padding * step + before
+    sides = (weight.shape[2], weight.shape[3])
+    around = ((stride,) * 2, (padding,) * 2, (1, 1))
+    field = convolution_field(net.image_size, net.in_channels, sides, *around, images.device)
+    strength = weight[0].permute(1, 2, 0).flatten().sqrt()
     away = (images - background(images)).abs().permute(0, 2, 3, 1).flatten(1)
     # a window of nothing but background still hands its credit on, evenly
     part = (field.gather(away) * strength + 1e-6) * field.mask

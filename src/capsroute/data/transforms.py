@@ -41,6 +41,7 @@ class Draw(IntEnum):
     FLIP = 9
     CUT_TOP = 10
     CUT_LEFT = 11
+    STRETCH = 12
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,10 @@ class Transform:
     """How images are prepared. Random options act in training alone; in validation and test the crop is the centre.
 
     In this order: `pad_to` a side, then a window of side `crop`, moved by up to `shift` whole pixels each way and
-    turned by up to `rotation` degrees, scaled by 1 ± `scale` and sheared by ± `shear` about its centre, `flip`ped left
-    to right half of the time. What lies outside the image is `fill`: "zero" or "edge" (the nearest pixel).
+    turned by up to `rotation` degrees, scaled by 1 ± `scale`, made wider or narrower at the same area by up to
+    1 + `stretch` and sheared by ± `shear` about its centre, `flip`ped left to right half of the time (with "stereo" the
+    two cameras change places too, as they would before a mirrored object). What lies outside the image is `fill`:
+    "zero" or "edge" (the nearest pixel).
 
     Then pixels on the scale 0 to 1 are standardised: by the mean and deviation of the whole stored "image" (before
     cropping: Hinton et al. and this paper), of the "crop", by "fixed" `mean` and `std`, or not at all (None). Then
@@ -74,7 +77,8 @@ class Transform:
     rotation: float = 0.0
     scale: float = 0.0
     shear: float = 0.0
-    flip: bool = False
+    stretch: float = 0.0
+    flip: bool | str = False
     cutout: int = 0
 
     def __post_init__(self) -> None:
@@ -86,15 +90,16 @@ class Transform:
             raise ValueError(f"fill={self.fill!r} is unknown; use 'zero' or 'edge'")
         if (self.standardise == "fixed") != bool(self.mean and self.std):
             raise ValueError("standardise='fixed' and mean=, std= (one number, or one a channel) go together")
-        for name in ("shift", "brightness", "contrast", "rotation", "scale", "shear", "cutout"):
+        if self.flip not in (True, False, "stereo"):
+            raise ValueError(f"flip={self.flip!r} is unknown; use true, false or 'stereo'")
+        for name in ("shift", "brightness", "contrast", "rotation", "scale", "shear", "stretch", "cutout"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is negative; it is how far to go either way")
 
     def without_noise(self) -> Transform:
         """The same preparation with nothing random left."""
-        return replace(
-            self, shift=0, brightness=0.0, contrast=0.0, rotation=0.0, scale=0.0, shear=0.0, flip=False, cutout=0
-        )
+        steady = replace(self, shift=0, brightness=0.0, contrast=0.0, flip=False, cutout=0)
+        return replace(steady, rotation=0.0, scale=0.0, shear=0.0, stretch=0.0)
 
     def output_size(self, stored: int) -> int:
         """The side of what the network sees of images stored with this side."""
@@ -153,13 +158,14 @@ class Transform:
     ) -> npt.NDArray[np.float32]:
         rows = images.rows[chosen]
         side = self.output_size(images.shape[2])
-        if draws is not None and len(rows) and (self.rotation or self.scale or self.shear):
+        if draws is not None and len(rows) and (self.rotation or self.scale or self.shear or self.stretch):
             pixels = self._warped(images.stored[rows], top, left, side, draws)
         else:
             pixels = windows(images.stored, rows, top, left, side, self.fill)
         if draws is not None and self.flip:
             turned = draws.uniform(Draw.FLIP) < 0.5
-            pixels[turned] = pixels[turned][..., ::-1]
+            cameras = slice(None, None, -1 if self.flip == "stereo" else 1)
+            pixels[turned] = pixels[turned][:, cameras, :, ::-1]
         out = pixels.astype(np.float32)
         slope, offset = self._levels(images, rows, out, draws)
         out *= slope.astype(np.float32)[:, :, None, None]
@@ -211,11 +217,13 @@ class Transform:
         side: int,
         draws: Counter,
     ) -> npt.NDArray[np.uint8]:
-        """Windows turned, scaled and sheared about their centre."""
+        """Windows turned, scaled, stretched and sheared about their centre."""
         angle = np.deg2rad(draws.uniform(Draw.ROTATION, -self.rotation, self.rotation))
         size = draws.uniform(Draw.SCALE, 1 - self.scale, 1 + self.scale)
         shear = draws.uniform(Draw.SHEAR, -self.shear, self.shear)
-        forward = matrices(angle, size, size, shear)
+        reach = np.log1p(self.stretch)
+        wide = np.exp(draws.uniform(Draw.STRETCH, -reach, reach) / 2)
+        forward = matrices(angle, size * wide, size / wide, shear)
         centre = np.stack([left, top], axis=-1).astype(np.float64) + (side - 1) / 2
         return warp(images, forward, centre, side, self.fill)
 

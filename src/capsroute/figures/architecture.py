@@ -37,17 +37,15 @@ class Stage(NamedTuple):
 def stages(net: CapsNet) -> list[Stage]:
     """What each part of a network gives out, found by running it, and how many numbers it learns."""
     network = capsule_network(net).eval()
-    convolution = network.stem[0]
-    assert isinstance(convolution, torch.nn.Conv2d)
+    convolutions = [module for module in network.stem if isinstance(module, torch.nn.Conv2d)]
     blank = torch.zeros(1, network.in_channels, *network.image_size)
     features = network.stem(blank)
     caps = network.primary(features)
-    kernel, stride = convolution.kernel_size[0], convolution.stride[0]
     found = [
         Stage("input", "", network.image_size, network.in_channels, None, 0, 0),
         Stage(
             "convolution",
-            f"K={kernel}, S={stride}\nReLU, batch norm",
+            "\n".join([*(f"K={c.kernel_size[0]}, S={c.stride[0]}" for c in convolutions), "ReLU, batch norm"]),
             tuple(features.shape[2:]),
             features.shape[1],
             None,

@@ -36,12 +36,15 @@ class Material:
         return train, held
 
     def network(self) -> CapsNet | ConvNet:
-        """The network as it starts, decided by the seed."""
+        """The network as it starts, decided by the seed and by the network it borrows from, if any."""
         torch.manual_seed(self.config.seed)
         try:
-            return pretrained.build(dict(self.config.model))
+            net = pretrained.build(dict(self.config.model))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"the network cannot be built: {error}") from error
+        if self.config.start is not None:
+            pretrained.borrow(net, self.config.start)
+        return net
 
 
 def gather(config: Config, data_dir: Path | str | None = None) -> Material:
