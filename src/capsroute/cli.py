@@ -77,8 +77,12 @@ def evaluate(
     pretrained: Annotated[str | None, typer.Option(metavar="NAME", help="A network that ships with capsroute.")] = None,
     data: DataDir = None,
     affine: Annotated[bool, typer.Option("--affine", help="Also on affine-transformed digits.")] = False,
+    overlapping: Annotated[bool, typer.Option("--overlapping", help="Also on pairs of overlapping digits.")] = False,
     multicrop: Annotated[bool, typer.Option("--multicrop", help="Also averaged over 13 crops.")] = False,
     robust: Annotated[bool, typer.Option("--robust", help="Also under other light, and with the crop moved.")] = False,
+    beyond: Annotated[
+        bool, typer.Option("--beyond", help="All of these for shipped networks, beside the CNN of their size.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Where pictures go; RUN/evaluation unless told.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     threads: Threads = None,
@@ -91,8 +95,10 @@ def evaluate(
         pretrained,
         data=data,
         affine=affine,
+        overlapping=overlapping,
         multicrop=multicrop,
         robust=robust,
+        beyond=beyond,
         out=out,
         as_json=as_json,
         threads=threads,

@@ -17,11 +17,12 @@ from capsroute.capsules import Capsules
 from capsroute.data import Split, Transform
 from capsroute.data.transforms import THIRTEEN_CROPS
 from capsroute.errors import RunError
-from capsroute.training import Predictions, predict, recipe
+from capsroute.training import Predictions, predict, recipe, verdict
+from capsroute.training.commands import run_evaluation
 from capsroute.training.config import ConfigError
 from capsroute.training.evaluate import confusion, wilson
 from capsroute.training.report import worst_mistakes
-from capsroute.training.verdict import LIGHTS, Trained, draw, judge, load_trained, relit
+from capsroute.training.verdict import LIGHTS, Trained, beyond, draw, judge, load_trained, relit
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,27 @@ def test_variations_that_the_data_set_does_not_have() -> None:
         judge(trained, multicrop=True)
     with pytest.raises(ConfigError, match="this network sees digits at 8 x 8; train affnist-similarity"):
         judge(trained, affine=True)
+    with pytest.raises(ConfigError, match="--overlapping is for digits on a canvas of 40 x 40"):
+        judge(trained, overlapping=True)
+
+
+def test_beyond_sets_networks_side_by_side(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    names = []
+    for name in ("digits-similarity", "digits-cnn"):
+        run = train(tiny("epochs=1", name=name), out=name, watcher=Notes())
+        names.append(str(run.folder))
+    monkeypatch.setattr(verdict, "BEYOND", {tuple(names): {"robust": True}})
+    rows = beyond()
+    assert [[name for name, _ in row] for row in rows] == [names] * 4
+    assert [row[0][1].title for row in rows] == [row[1][1].title for row in rows]
+    assert len({row[0][1].title for row in rows}) == 4
+    options = dict.fromkeys(("affine", "overlapping", "multicrop", "robust"), False)
+    run_evaluation(None, None, data=None, **options, beyond=True, out=None, as_json=False, threads=1)
+    printed = capsys.readouterr().out
+    for row in rows:
+        assert f"{row[0][1].found.error:.2f}" in printed
+    with pytest.raises(ConfigError, match="pass it alone"):
+        run_evaluation(Path("run"), None, data=None, **options, beyond=True, out=None, as_json=False, threads=1)
 
 
 @pytest.mark.parametrize("name", ["affnist-similarity", "mnist-similarity"])
@@ -163,8 +185,10 @@ def test_affine_digits_beside_plain_ones(name: str, tmp_path: Path, monkeypatch:
     config = recipe(name).with_settings([*settings, *small])
     run = train(config, out="run", data_dir=tmp_path / "data", watcher=Notes())
     trained = load_trained(run.folder, tmp_path / "data")
-    own, other = judge(trained, affine=True, data_dir=tmp_path / "data")
+    own, other, pairs = judge(trained, affine=True, overlapping=True, data_dir=tmp_path / "data")
     assert own.found.error == run.result["test_error"]
+    assert pairs.title.startswith("MultiMNIST")
+    assert pairs.found.labels.shape == (20, 2)
     assert len(other.split) == 20
     assert {own.split.images.shape[2], other.split.images.shape[2]} == {28, 40}, "one plain, one affine"
 

@@ -53,21 +53,28 @@ def run_evaluation(
     *,
     data: Path | None,
     affine: bool,
+    overlapping: bool,
     multicrop: bool,
     robust: bool,
+    beyond: bool,
     out: Path | None,
     as_json: bool,
     threads: int | None,
 ) -> None:
     """`capsroute evaluate`."""
-    if (run is None) == (pretrained is None):
+    if beyond and (run is not None or pretrained is not None or affine or overlapping or multicrop or robust):
+        raise ConfigError("--beyond knows which networks to compare, and on what: pass it alone")
+    if not beyond and (run is None) == (pretrained is None):
         raise ConfigError("pass either a run's folder or --pretrained NAME")
     from capsroute.training.ranks import set_threads
     from capsroute.training.verdict import draw, judge, load_trained
 
     set_threads(threads)
+    if beyond:
+        _print_beyond(data, as_json)
+        return
     trained = load_trained(pretrained or str(run), data)
-    verdicts = judge(trained, affine=affine, multicrop=multicrop, robust=robust, data_dir=data)
+    verdicts = judge(trained, affine=affine, overlapping=overlapping, multicrop=multicrop, robust=robust, data_dir=data)
     folder = out or (Path("evaluation") / str(pretrained) if run is None else run / "evaluation")
     drawn = draw(verdicts[0], trained.dataset.classes, folder)
     if as_json:
@@ -82,6 +89,27 @@ def run_evaluation(
     if verdicts[0].found.labels.dim() == 1:
         _print_confusion(verdicts[0], trained.dataset.classes)
     print("\n".join(f"picture: {path}" for path in drawn))
+
+
+def _print_beyond(data: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from capsroute.training.verdict import beyond
+
+    rows = beyond(data)
+    if as_json:
+        print(json.dumps([{"network": name, **verdict.to_dict()} for row in rows for name, verdict in row], indent=2))
+        return
+    table = Table("test error in per cent", "images", "capsules", "CNN", "better")
+    for row in rows:
+        (_, capsules), (_, cnn) = row
+        (low, high), (other_low, other_high) = capsules.found.interval, cnn.found.interval
+        better = "capsules" if high < other_low else "CNN" if other_high < low else "even"
+        errors = (f"{verdict.found.error:.2f}" for _, verdict in row)
+        table.add_row(capsules.title, f"{len(capsules.split):,}", *errors, better)
+    Console(width=100).print(table)
+    print("better: their 95 % intervals do not touch")
 
 
 def _print_confusion(verdict: Verdict, classes: tuple[str, ...]) -> None:

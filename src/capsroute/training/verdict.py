@@ -24,6 +24,11 @@ CANVAS = 40  # pixels a side of the affine digits
 # What `robust` looks at: contrast and brightness (of 255) of the stored pixels, and crops away from the centre.
 LIGHTS = {"64 brighter": (1.0, 64.0), "64 darker": (1.0, -64.0), "half the contrast": (0.5, 0.0)}
 MOVES = (4, 8)
+# What `beyond` compares: shipped networks of about the same size, and what each data set has to try them with.
+BEYOND: dict[tuple[str, ...], dict[str, bool]] = {
+    ("affnist-similarity", "affnist-cnn"): {"affine": True, "overlapping": True},
+    ("smallnorb-similarity", "smallnorb-cnn"): {"robust": True},
+}
 
 
 class Verdict(NamedTuple):
@@ -67,6 +72,7 @@ def judge(
     trained: Trained,
     *,
     affine: bool = False,
+    overlapping: bool = False,
     multicrop: bool = False,
     robust: bool = False,
     data_dir: Path | None = None,
@@ -88,8 +94,22 @@ def judge(
             for step in moves
         ]
     if affine:
-        verdicts += _affine(trained, data_dir)
+        verdicts.append(_on_canvas(trained, "--affine", data_dir))
+    if overlapping:
+        verdicts.append(_on_canvas(trained, "--overlapping", data_dir))
     return verdicts
+
+
+def beyond(data_dir: Path | None = None) -> list[list[tuple[str, Verdict]]]:
+    """What shipped networks learned that their test set does not show: a table's rows, each verdict with its network.
+
+    The rows of networks that are compared with each other have the same titles.
+    """
+    rows = []
+    for names, options in BEYOND.items():
+        judged = {name: judge(load_trained(name, data_dir), **options, data_dir=data_dir) for name in names}
+        rows += [list(zip(names, row, strict=True)) for row in zip(*judged.values(), strict=True)]
+    return rows
 
 
 def relit(split: Split, contrast: float, brightness: float) -> Split:
@@ -108,18 +128,19 @@ def _judge(
     return Verdict(title, split, transform, predict(net, split, transform, crops=crops))
 
 
-def _affine(trained: Trained, data_dir: Path | None) -> list[Verdict]:
-    """Plain and affine test digits on the same canvas."""
+def _on_canvas(trained: Trained, asked: str, data_dir: Path | None) -> Verdict:
+    """Digits of another data set on the canvas that a network knows: affine ones (plain ones if it was trained on
+    affine ones), or two that overlap, where the two most active classes must be right."""
     name, size = trained.config.data.name, trained.config.model["image_size"]
     if name not in ("mnist", "affnist") or size != CANVAS:
         raise ConfigError(
-            f"--affine is for digits on a canvas of {CANVAS} x {CANVAS}, this network sees {name} at {size} x {size}; "
+            f"{asked} is for digits on a canvas of {CANVAS} x {CANVAS}, this network sees {name} at {size} x {size}; "
             "train affnist-similarity (plain digits moved about that canvas)"
         )
     checked = {key: value for key, value in trained.config.data.options.items() if key == "verify"}
-    other = data.load("affnist" if name == "mnist" else "mnist", data_dir=data_dir, **checked)
-    transform = Transform(pad_to=CANVAS)
-    return [_judge(trained.net, f"{other.title} on {CANVAS} x {CANVAS}", other.test, transform)]
+    wanted = "multimnist" if asked == "--overlapping" else "affnist" if name == "mnist" else "mnist"
+    other = data.load(wanted, data_dir=data_dir, **checked)
+    return _judge(trained.net, f"{other.title} on {CANVAS} x {CANVAS}", other.test, Transform(pad_to=CANVAS))
 
 
 def draw(verdict: Verdict, classes: tuple[str, ...], folder: Path) -> list[Path]:
