@@ -156,6 +156,16 @@ def test_kernel_parameters_per_layer_or_per_channel(options, sets):
     assert routing.compatibility.lambda1().shape == routing.activation.beta3.shape == (3,)
 
 
+@pytest.mark.parametrize("fused", [False, "auto"])
+def test_a_fixed_kernel_keeps_its_numbers_and_the_rest_learns(fused):
+    torch.manual_seed(0)
+    layer = DenseCapsules(4, 3, space=(2,), routing=similarity(learn_kernel=False), fused=fused)
+    out = layer(random_capsules(2, (2,), 4, (4, 4)))
+    (out.logits.sum() + out.poses.square().sum()).backward()
+    fixed = {name for name, parameter in layer.named_parameters() if parameter.grad is None}
+    assert fixed == {name for name, _ in layer.named_parameters() if ".kernel." in name}
+
+
 @pytest.mark.parametrize(
     ("options", "message"), [({"kernel": "rbf"}, "choose one of gaussian"), ({"components": 0}, "at least one")]
 )

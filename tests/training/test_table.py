@@ -56,6 +56,20 @@ def test_seeds_give_mean_and_deviation_of_the_same_configuration() -> None:
     assert cells([*seeds, other])["smallNORB (JPEG copy), stereo"] == "6.00 (6.00 ± 1.00, 3 seeds)"
 
 
+def test_a_variant_of_a_recipe_has_a_row_of_its_own() -> None:
+    deep = result(test_error=3.0, val_error=0.5, recipe="smallnorb-similarity-deep")
+    header, rows = table.build([deep, result()])
+    ours = {row[0]: dict(zip(header, row, strict=True)) for row in rows if row[1] == "capsroute"}
+    shown = {name: row["smallNORB (JPEG copy), stereo"] for name, row in ours.items()}
+    assert shown == {"similarity": "5.00", "similarity-deep": "3.00"}
+    assert table.label(result(recipe="custom")) == "similarity"
+
+
+def test_sizes_that_round_to_the_same_are_written_once() -> None:
+    other = result(parameters=88_400, dataset="mnist", source="idx", cameras=None)
+    assert cells([result(), {**other, "recipe": "mnist-similarity"}])["weights"] == "88K"
+
+
 def test_errors_of_different_validation_splits_are_not_compared() -> None:
     easy = result(val_error=0.1, val_split="random", test_error=9.0, lr=1e-2)
     none = result(val_error=None, val_split="none", test_error=2.0, lr=1e-3)

@@ -84,12 +84,13 @@ def _build(
     kernel: str,
     components: int,
     per_channel: bool,
+    learn_kernel: bool,
     iterations: int,
     lambdas: tuple[float, float],
     betas: tuple[float, float],
     calibrate: bool,
 ) -> Routing:
-    shared = build_kernel(kernel, shape, components, per_channel)
+    shared = build_kernel(kernel, shape, components, per_channel).requires_grad_(learn_kernel)
     beta1, beta2 = betas
     # D_KL(C ‖ A) of a flat C is log 2 - log I for activations of a half: without this, every logit starts at log I
     beta3 = -beta1 * shared.typical() - beta2 * (math.log(shape.inputs) - math.log(2)) if calibrate else 0.0
@@ -105,6 +106,7 @@ def similarity(
     kernel: str = "gaussian",
     components: int = 4,
     per_channel: bool = False,
+    learn_kernel: bool = True,
     iterations: int = 3,
     lambdas: tuple[float, float] = (1.0, 1.0),
     betas: tuple[float, float] = (40.0, 1.0),
@@ -116,6 +118,7 @@ def similarity(
         kernel: `gaussian` (eq. 15), `laplace`, `cosine` or `linear`.
         components: Q, the components of a mixture kernel.
         per_channel: kernel parameters for each output type of its own (the paper's future work).
+        learn_kernel: else its heights and widths stay as they start: a control.
         iterations: the couplings are updated this often.
         lambdas: where λ₁ and λ₂ start; learned, one for each output type. Large ones start near flat couplings.
         betas: where β₁ and β₂ start; learned likewise. Kernels of votes differ by a tenth or so, hence a large β₁.
@@ -126,6 +129,7 @@ def similarity(
         kernel=kernel,
         components=components,
         per_channel=per_channel,
+        learn_kernel=learn_kernel,
         iterations=check_iterations(iterations),
         lambdas=lambdas,
         betas=betas,

@@ -38,11 +38,14 @@ EM: dict[str, Any] = {
     "routing_options": {"iterations": 2, "inverse_temperature": 0.05},
     "coordinate_addition": True,
 }
+# Two more convolutions before the capsules; class matrices shared over positions keep it below 100K weights.
+DEEP: dict[str, Any] = {"stem": [[32, 5, 2], [32, 3, 1], [64, 3, 1]], "coordinate_addition": True}
 
 
-def _recipe(data: str, routing: str) -> Config:
+def _recipe(data: str, kind: str) -> Config:
     """Data set defaults and routing defaults."""
-    model: dict[str, Any] = {"network": "CapsNet", "routing": routing}
+    routing, _, deep = kind.partition("-")
+    model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **(DEEP if deep else {})}
     loss = LossConfig()
     if routing == "cnn":
         model = {"network": "ConvNet"}
@@ -54,7 +57,7 @@ def _recipe(data: str, routing: str) -> Config:
             loss = LossConfig("spread")
     if data == "multimnist" and routing != "cnn":
         loss = LossConfig("margin")
-    config = Config(recipe=f"{data}-{routing}", data=DATA[data], model=model, loss=loss)
+    config = Config(recipe=f"{data}-{kind}", data=DATA[data], model=model, loss=loss)
     return _small(config) if data == "digits" else config
 
 
@@ -75,7 +78,10 @@ def _small(config: Config) -> Config:
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    f"{data}-{routing}": partial(_recipe, data, routing) for data in DATA for routing in (*ROUTINGS, "cnn")
+    f"{data}-{kind}": partial(_recipe, data, kind)
+    for data in DATA
+    for kind in (*ROUTINGS, "similarity-deep", "cnn")
+    if (data, kind) != ("digits", "similarity-deep")  # 8 x 8 pixels have no room for it
 }
 DEFAULT = "digits-similarity"
 
@@ -85,6 +91,6 @@ def recipe(name: str = DEFAULT, **values: Any) -> Config:
     if name not in RECIPES:
         raise ConfigError(
             f"unknown recipe {name!r}{nearest(name, RECIPES)}; recipes are named DATA-ROUTING, with DATA one of "
-            f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))}"
+            f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))} or similarity-deep"
         )
     return RECIPES[name]().with_values(**values)

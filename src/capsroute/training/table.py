@@ -88,11 +88,17 @@ def column(result: dict[str, Any]) -> str:
     return f"{title}, {result['cameras']}" if result["cameras"] else title
 
 
+def label(result: dict[str, Any]) -> str:
+    """The row: a recipe's name without its data set (`similarity`, `similarity-deep`), else the routing."""
+    data, _, rest = result["recipe"].partition(f"{result['dataset']}-")
+    return rest if rest and not data else str(result["routing"])
+
+
 def entries(results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Entry]:
-    """By routing and data set, what is shown."""
+    """By row and data set, what is shown."""
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for result in results:
-        cells.setdefault((result["routing"], column(result)), []).append(result)
+        cells.setdefault((label(result), column(result)), []).append(result)
     return {cell: _chosen(runs) for cell, runs in cells.items()}
 
 
@@ -121,8 +127,8 @@ def build(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
     for routing in (*ORDER, *sorted({routing for routing, _ in cells} - set(ORDER))):
         own = {title: entry for (name, title), entry in cells.items() if name == routing}
         if own:
-            weights = sorted({entry.chosen["parameters"] for entry in own.values()})
-            span = "–".join(f"{n / 1000:.0f}K" for n in dict.fromkeys((weights[0], weights[-1])))
+            weights = sorted(entry.chosen["parameters"] for entry in own.values())
+            span = "–".join(dict.fromkeys(f"{n / 1000:.0f}K" for n in (weights[0], weights[-1])))
             texts = [own[title].text if title in own else "–" for title in columns]
             rows.append((routing, "capsroute", span, *texts, "this code"))
         for known in PUBLISHED:
