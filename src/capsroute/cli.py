@@ -47,7 +47,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/RECIPE-SEED-N unless told.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start again in a folder that holds a run.")] = False,
-    precision: Annotated[str | None, typer.Option(help="32, or bf16 for mixed precision.")] = None,
+    precision: Annotated[str | None, typer.Option(help="32, medium (products in bfloat16), or bf16 (mixed).")] = None,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
     threads: Threads = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False,

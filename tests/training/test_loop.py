@@ -184,6 +184,14 @@ def test_mixed_precision_trains() -> None:
     assert curve[-1]["train_loss"] < curve[0]["train_loss"] - 0.1
 
 
+def test_medium_precision_is_set_for_its_run_alone() -> None:
+    seen = []
+    for precision in ("medium", "32"):
+        watcher = Notes({1: lambda: seen.append(torch.get_float32_matmul_precision())})
+        train(tiny(f"precision={precision}", "epochs=1"), out=precision, watcher=watcher)
+    assert seen == ["medium", "highest"]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

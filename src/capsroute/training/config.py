@@ -87,7 +87,9 @@ class Config:
     `model` is the configuration of a network as `save_pretrained` writes it: `network` and the arguments of that
     class; image size, channels and classes come from the data. `batch_size` counts the images of all ranks together.
     `ema` averages weights with that decay and tests the average. Parameters are candidates from epoch `record_from` on.
-    `start` names a network, shipped or in a folder, whose tensors are begun with where they fit by name and shape.
+    `precision` is float32; `medium`, where matrix products may round to bfloat16 if the processor has instructions for
+    it (torch's word for it); or `bf16`, mixed precision. `start` names a network, shipped or in a folder, whose tensors
+    are begun with where they fit by name and shape.
     """
 
     recipe: str = "custom"
@@ -102,7 +104,7 @@ class Config:
     ema: float | None = None
     record_from: int = 10
     start: str | None = None
-    precision: Literal["32", "bf16"] = "32"
+    precision: Literal["32", "medium", "bf16"] = "32"
 
     def __post_init__(self) -> None:
         # lists for tuples, as after a round trip through JSON

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 _LOST = re.compile("gloo|nccl|connection|peer|socket|tcp", re.IGNORECASE)
-_PRECISION = {"32": "32-true", "bf16": "bf16-mixed"}
+_PRECISION = {"32": "32-true", "medium": "32-true", "bf16": "bf16-mixed"}
 
 
 def start(config: Config, accelerator: str = "auto") -> Fabric:
@@ -34,6 +34,7 @@ def start(config: Config, accelerator: str = "auto") -> Fabric:
     from lightning_fabric.strategies.ddp import DDPStrategy
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    torch.set_float32_matmul_precision("medium" if config.precision == "medium" else "highest")
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     options: dict[str, Any] = {"accelerator": accelerator, "precision": _PRECISION[config.precision], "devices": 1}
