@@ -9,11 +9,14 @@ import pytest
 from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, differences
 
+ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
 NAMES = {
-    f"{data}-{routing}"
+    f"{data}-{routing}{deep}"
     for data in ("digits", "mnist", "fashion-mnist", "smallnorb", "affnist", "multimnist")
-    for routing in ("similarity", "similarity-deep", "connectionist", "em", "dynamic", "entropy", "uniform", "cnn")
-} - {"digits-similarity-deep"}
+    for routing in (*ROUTINGS, "cnn")
+    for deep in ("", "-deep")
+    if not (deep and (data == "digits" or routing == "cnn"))
+}
 
 
 def test_one_recipe_for_each_data_set_and_routing() -> None:
@@ -110,7 +113,7 @@ def test_smoothing_goes_with_cross_entropy() -> None:
 
 
 def test_unknown_recipe() -> None:
-    with pytest.raises(ConfigError, match=r"'minst-em' \(did you mean 'mnist-em'\?\); .* cnn or similarity-deep$"):
+    with pytest.raises(ConfigError, match=r"'minst-em' \(did you mean 'mnist-em'\?\); .* cnn, or ROUTING-deep$"):
         recipe("minst-em")
 
 

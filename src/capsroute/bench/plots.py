@@ -62,7 +62,7 @@ def measure(
             say(f"{routing}, {AXES[axis]}: {value}")
             change: dict[str, Any] = {} if axis == "batch" else {axis: value}
             candidates = [replace(Candidate(routing, path, threads=threads), **change) for path in paths]
-            rows = compare(candidates, ["train"], batch=value if axis == "batch" else 8, seconds=4.0)
+            rows = compare(candidates, ["train"], batch=value if axis == "batch" else 32, seconds=4.0)
             points[axis] += [(value, row) for row in rows]
     return points
 
