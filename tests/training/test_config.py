@@ -12,7 +12,7 @@ from capsroute.training.config import ConfigError, differences
 ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
 NAMES = {
     f"{data}-{routing}{deep}"
-    for data in ("digits", "mnist", "fashion-mnist", "smallnorb", "affnist", "multimnist")
+    for data in ("digits", "mnist", "fashion-mnist", "smallnorb", "smallnorb-mono", "affnist", "multimnist")
     for routing in (*ROUTINGS, "cnn")
     for deep in ("", "-deep")
     if not (deep and (data == "digits" or routing == "cnn"))

@@ -28,10 +28,12 @@ DATA: dict[str, DataConfig] = {
     "mnist": DataConfig("mnist"),
     "fashion-mnist": DataConfig("fashion-mnist"),
     "smallnorb": DataConfig("smallnorb", cameras="stereo"),
+    "smallnorb-mono": DataConfig("smallnorb", cameras="left"),
     "affnist": DataConfig("affnist"),
     "multimnist": DataConfig("multimnist"),
 }
 ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
+KINDS = (*ROUTINGS, "cnn", *(f"{routing}-deep" for routing in ROUTINGS))
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
 SMALL: dict[str, Any] = {"stem": [32, 5, 1], "stem_padding": 1, "primary": 4, "capsules": [[8, 3, 2]]}
@@ -82,10 +84,15 @@ def _small(config: Config) -> Config:
 RECIPES: dict[str, Callable[[], Config]] = {
     f"{data}-{kind}": partial(_recipe, data, kind)
     for data in DATA
-    for kind in (*ROUTINGS, "cnn", *(f"{routing}-deep" for routing in ROUTINGS))
+    for kind in KINDS
     if data != "digits" or "-deep" not in kind  # 8 x 8 pixels have no room for it
 }
 DEFAULT = "digits-similarity"
+
+
+def kind_of(name: str) -> str | None:
+    """What follows the data set in a recipe's name: `similarity` of `smallnorb-mono-similarity`."""
+    return next((kind for kind in KINDS for data in DATA if name == f"{data}-{kind}"), None)
 
 
 def recipe(name: str = DEFAULT, **values: Any) -> Config:

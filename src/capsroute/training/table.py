@@ -16,6 +16,7 @@ from typing import Any
 
 from capsroute.errors import RunError
 from capsroute.training.published import PUBLISHED
+from capsroute.training.recipes import kind_of
 from capsroute.training.run import read_json
 from capsroute.training.watch import clock
 
@@ -90,8 +91,7 @@ def column(result: dict[str, Any]) -> str:
 
 def label(result: dict[str, Any]) -> str:
     """The row: a recipe's name without its data set (`similarity`, `similarity-deep`), else the routing."""
-    data, _, rest = result["recipe"].partition(f"{result['dataset']}-")
-    return rest if rest and not data else str(result["routing"])
+    return kind_of(result["recipe"]) or str(result["routing"])
 
 
 def entries(results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Entry]:
