@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import capsroute as cr
+from capsroute import models
 from capsroute.errors import RunError
 from capsroute.models import ConvNet, count_parameters
 from capsroute.pretrained import load
@@ -49,6 +50,29 @@ def test_a_stem_of_several_convolutions():
     for wrong in ((), (64, 5), ((64, 5, 2), (32, 3))):
         with pytest.raises(ValueError, match="channels, kernel size, stride"):
             cr.CapsNet(stem=wrong)
+
+
+@pytest.mark.parametrize("name", ["similarity", "em"])
+def test_dropped_capsules_are_not_heard_in_training_alone(name):
+    torch.manual_seed(0)
+    net = cr.CapsNet(name, image_size=16, stem=(8, 3, 2), capsules=((4, 3, 1),), capsule_dropout=0.4)
+    images = torch.randn(2, 1, 16, 16)
+    net.train()
+    first, second = net(images), net(images)
+    assert not torch.equal(first.logits, second.logits)
+    assert all(torch.isfinite(p.grad).all() for p in _learn(net, first) if p.grad is not None)
+    net.eval()
+    assert torch.equal(net(images).logits, net(images).logits)
+    caps = cr.Capsules.from_logits(torch.randn(4, 50, 8, 4, 4), torch.randn(4, 50, 8))
+    dropped = models._without_some(caps, 0.4).activations < 1e-6
+    assert 0.35 < dropped.float().mean() < 0.45
+    with pytest.raises(ValueError, match="capsule_dropout=1"):
+        cr.CapsNet(capsule_dropout=1.0)
+
+
+def _learn(net, caps):
+    cr.losses.cross_entropy(caps, torch.zeros(len(caps.activations), dtype=torch.long)).backward()
+    return list(net.parameters())
 
 
 def test_routing_parameters_of_the_paper():

@@ -31,6 +31,9 @@ PAPER_OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
+SWITCHED_OFF = -16.0  # the logit of a dropped capsule: an activation of a ten-millionth
+
+
 class CapsNet(nn.Module):
     """The paper's network: convolution, primary capsules, convolutional capsules, class capsules.
 
@@ -49,6 +52,7 @@ class CapsNet(nn.Module):
         shared_class_weights: share those matrices without (or with) coordinate addition.
         normalise: votes by W / ||W||_F (eq. 1).
         pose_norm: `scale` divides poses between layers by their root mean square for each type.
+        capsule_dropout: share of the capsules that each layer does not hear of in training: their activation is zero.
         share_routing: one routing module for the whole network ("either for each layer or each network").
         faithful: nothing that the paper does not mention: no pose norm, weights start as noise, beta_3 at zero.
         decoder: hidden widths of a reconstruction network (Sabour et al. 2017), see `reconstruct`.
@@ -72,6 +76,7 @@ class CapsNet(nn.Module):
         normalise: bool = True,
         pose_norm: Literal["scale"] | None = "scale",
         weight_start: Start = "identity",
+        capsule_dropout: float = 0.0,
         share_routing: bool = False,
         faithful: bool = False,
         decoder: Sequence[int] = (),
@@ -86,7 +91,10 @@ class CapsNet(nn.Module):
             raise ValueError(f"pose_norm={pose_norm!r}: choose 'scale' or None")
         self.image_size = (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
         self.in_channels, self.classes = in_channels, classes
+        if not 0 <= capsule_dropout < 1:
+            raise ValueError(f"capsule_dropout={capsule_dropout}: it is a share, from 0 to below 1")
         self.pose = pose_shape(pose)
+        self.capsule_dropout = capsule_dropout
         if faithful:
             pose_norm, weight_start = None, "noise"
 
@@ -146,6 +154,8 @@ class CapsNet(nn.Module):
     def route(self, caps: Capsules) -> Capsules:
         """The class capsules, from primary capsules."""
         for norm, layer in zip(self.norms, self.layers, strict=True):
+            if self.training and self.capsule_dropout:
+                caps = _without_some(caps, self.capsule_dropout)
             caps = layer(caps, norm.scale(caps.poses)) if isinstance(norm, PoseNorm) else layer(caps)
         return caps
 
@@ -177,6 +187,13 @@ class CapsNet(nn.Module):
         if not isinstance(net, cls):
             raise ValueError(f"{name} holds a {type(net).__name__}, not a {cls.__name__}")
         return net
+
+
+def _without_some(caps: Capsules, share: float) -> Capsules:
+    """The same capsules, but that share of them, drawn anew, all but switched off."""
+    assert caps.logits is not None
+    kept = torch.rand_like(caps.logits) >= share
+    return Capsules.from_logits(caps.poses, caps.logits.masked_fill(~kept, SWITCHED_OFF))
 
 
 def _triples(stem: Sequence[Any]) -> list[tuple[int, int, int]]:
