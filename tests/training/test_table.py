@@ -60,9 +60,17 @@ def test_a_variant_of_a_recipe_has_a_row_of_its_own() -> None:
     deep = result(test_error=3.0, val_error=0.5, recipe="smallnorb-similarity-deep")
     header, rows = table.build([deep, result()])
     ours = {row[0]: dict(zip(header, row, strict=True)) for row in rows if row[1] == "capsroute"}
+    assert [row[0] for row in rows if row[0].startswith(("sim", "conn"))][-1] == "connectionist"
     shown = {name: row["smallNORB (JPEG copy), stereo"] for name, row in ours.items()}
     assert shown == {"similarity": "5.00", "similarity-deep": "3.00"}
     assert table.label(result(recipe="custom")) == "similarity"
+
+
+def test_a_run_that_began_with_another_network_says_so() -> None:
+    began = result()
+    began["config"]["start"] = "smallnorb-uniform"
+    header, (row,) = table.details([began])
+    assert dict(zip(header, row, strict=True))["epochs"] == "20 after smallnorb-uniform"
 
 
 def test_sizes_that_round_to_the_same_are_written_once() -> None:

@@ -124,7 +124,7 @@ def build(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
     first = ["MNIST", "smallNORB"]
     columns = first + sorted({title for _, title in cells} - set(first), key=_column_order)
     rows: list[Row] = []
-    for routing in (*ORDER, *sorted({routing for routing, _ in cells} - set(ORDER))):
+    for routing in sorted({*ORDER, *(name for name, _ in cells)}, key=_row_order):
         own = {title: entry for (name, title), entry in cells.items() if name == routing}
         if own:
             weights = sorted(entry.chosen["parameters"] for entry in own.values())
@@ -147,6 +147,7 @@ def details(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
         low, high = run["test_interval"]
         held = "none" if run["val_error"] is None else f"{run['val_error']:.2f} ({run['val_split']})"
         loss = run["config"]["loss"]["name"].replace("_", "-")
+        began = run["config"].get("start")
         seeds = ", ".join(str(result["seed"]) for result in entry.seeds)
         rows.append(
             (
@@ -156,12 +157,17 @@ def details(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
                 f"{low:.2f} to {high:.2f}",
                 held,
                 loss,
-                str(run["epochs"]),
+                f"{run['epochs']} after {began}" if began else str(run["epochs"]),
                 clock(run["wall_seconds"]),
                 seeds,
             )
         )
     return header, rows
+
+
+def _row_order(name: str) -> tuple[int, str]:
+    routing = name.partition("-")[0]
+    return ORDER.index(routing) if routing in ORDER else len(ORDER), name
 
 
 def _column_order(title: str) -> tuple[int, str]:
