@@ -68,9 +68,9 @@ def test_a_variant_of_a_recipe_has_a_row_of_its_own() -> None:
 
 def test_a_run_that_began_with_another_network_says_so() -> None:
     began = result()
-    began["config"]["start"] = "smallnorb-uniform"
+    began["config"] |= {"start": "smallnorb-uniform", "data": {"limit": 5000}}
     header, (row,) = table.details([began])
-    assert dict(zip(header, row, strict=True))["epochs"] == "20 after smallnorb-uniform"
+    assert dict(zip(header, row, strict=True))["epochs"] == "20 of 5,000 images after smallnorb-uniform"
 
 
 def test_sizes_that_round_to_the_same_are_written_once() -> None:

@@ -147,7 +147,6 @@ def details(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
         low, high = run["test_interval"]
         held = "none" if run["val_error"] is None else f"{run['val_error']:.2f} ({run['val_split']})"
         loss = run["config"]["loss"]["name"].replace("_", "-")
-        began = run["config"].get("start")
         seeds = ", ".join(str(result["seed"]) for result in entry.seeds)
         rows.append(
             (
@@ -157,12 +156,18 @@ def details(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
                 f"{low:.2f} to {high:.2f}",
                 held,
                 loss,
-                f"{run['epochs']} after {began}" if began else str(run["epochs"]),
+                _epochs(run),
                 clock(run["wall_seconds"]),
                 seeds,
             )
         )
     return header, rows
+
+
+def _epochs(run: dict[str, Any]) -> str:
+    """How often it went through how much, and what it began with, where that is not everything and nothing."""
+    limit, began = run["config"].get("data", {}).get("limit"), run["config"].get("start")
+    return f"{run['epochs']}{f' of {limit:,} images' if limit else ''}{f' after {began}' if began else ''}"
 
 
 def _row_order(name: str) -> tuple[int, str]:
