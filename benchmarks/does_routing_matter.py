@@ -42,9 +42,8 @@ SETTINGS = (
 def run(case: str, seed: int, given: argparse.Namespace) -> None:
     """Train one case, or go on with it, and keep its result."""
     name, options = CASES[case]
-    limit = [] if given.limit is None else [f"data.limit={given.limit}"]
     config = recipe(name, seed=seed, epochs=given.epochs).with_settings(
-        [*SETTINGS, *limit, f"model.routing_options={json.dumps(options)}"]
+        [*SETTINGS, f"data.limit={given.limit}", f"model.routing_options={json.dumps(options)}"]
     )
     done = train(config, out=given.out / f"{case}-{seed}", data_dir=given.data, resume=True, threads=given.threads)
     given.results.mkdir(parents=True, exist_ok=True)
@@ -75,7 +74,7 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append", help="all unless told; repeatable")
     parser.add_argument("--seed", type=int, action="append", help="0 and 1 unless told; repeatable")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--limit", type=int, default=6000, help="training pairs, of 21,870")
+    parser.add_argument("--limit", type=int, default=4000, help="training pairs, of 21,870")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="print the table and train nothing")
     given = parser.parse_args()

@@ -65,8 +65,8 @@ def load(name: str | Path, **overrides: Any) -> CapsNet | ConvNet:
 
 
 @torch.no_grad()
-def borrow(net: CapsNet | ConvNet, name: str | Path) -> list[str]:
-    """Copy what fits by name and shape from a saved network, and name what does not: that starts as it was.
+def borrow(net: CapsNet | ConvNet, name: str | Path) -> None:
+    """Copy what fits by name and shape from a saved network; what does not fit stays as it was.
 
     A network can so begin with the trunk and the matrices of one whose routing, or number of classes, is another.
     """
@@ -76,9 +76,8 @@ def borrow(net: CapsNet | ConvNet, name: str | Path) -> list[str]:
     except (SafetensorError, FileNotFoundError) as error:
         raise RunError(f"the network in {folder} cannot be read ({error}); save it again") from error
     own = net.state_dict()
-    fresh = [key for key, tensor in own.items() if key not in saved or saved[key].shape != tensor.shape]
-    if len(fresh) == len(own):
+    fitting = [key for key, tensor in own.items() if key in saved and saved[key].shape == tensor.shape]
+    if not fitting:
         raise RunError(f"nothing of the network in {folder} fits this one by name and shape; begin without start=")
-    for key in own.keys() - set(fresh):
+    for key in fitting:
         own[key].copy_(saved[key])
-    return fresh
