@@ -16,6 +16,15 @@ def test_random_validation_is_stratified_and_seeded(toys: Split) -> None:
     assert not np.array_equal(validation.ids, split_validation(toys, fraction=0.1, seed=4)[1].ids)
 
 
+def test_folds_by_instance_hold_out_every_toy_once(toys: Split) -> None:
+    count = len(np.unique(toys.meta["instance"]))
+    held = [split_validation(toys, how="by_instance", fold=fold)[1] for fold in range(count)]
+    assert sorted(np.concatenate([part.ids for part in held])) == sorted(toys.ids)
+    assert all(len(np.unique(part.meta["instance"])) == 1 for part in held)
+    with pytest.raises(DataError, match=f"fold={count}: class 0 has {count} instances"):
+        split_validation(toys, how="by_instance", fold=count)
+
+
 def test_by_instance_holds_out_one_toy_of_each_class(toys: Split) -> None:
     picks = set()
     for seed in range(8):

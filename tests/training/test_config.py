@@ -15,7 +15,7 @@ NAMES = {
     for data in ("digits", "mnist", "fashion-mnist", "smallnorb", "smallnorb-mono", "affnist", "multimnist")
     for routing in (*ROUTINGS, "cnn")
     for deep in ("", "-deep")
-    if not (deep and (data == "digits" or routing == "cnn"))
+    if not (deep and data == "digits")
 }
 
 

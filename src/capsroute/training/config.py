@@ -38,6 +38,7 @@ class DataConfig:
     val_split: Literal["random", "by_instance", "none"] = "random"
     val_fraction: float = 0.1
     val_seed: int = 0
+    val_fold: int | None = None
     limit: int | None = None
 
 

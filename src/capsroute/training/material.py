@@ -28,7 +28,9 @@ class Material:
         wanted = self.config.data
         train, held = self.dataset.train, None
         if wanted.val_split != "none":
-            train, held = data.split_validation(train, wanted.val_split, wanted.val_fraction, wanted.val_seed)
+            train, held = data.split_validation(
+                train, wanted.val_split, wanted.val_fraction, wanted.val_seed, wanted.val_fold
+            )
         if wanted.limit is not None and wanted.limit < len(train):
             train = train.subset(
                 np.sort(np.random.default_rng(wanted.val_seed).permutation(len(train))[: wanted.limit])
