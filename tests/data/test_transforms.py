@@ -162,6 +162,7 @@ def test_transform_survives_a_trip_through_json() -> None:
         ({"standardise": "fixed"}, "go together"),
         ({"mean": (0.5,), "std": (1.0,)}, "go together"),
         ({"shift": -1}, "shift=-1 is negative"),
+        ({"bend": -1}, "bend=-1 is negative"),
     ],
 )
 def test_wrong_options_are_named(options: dict, message: str) -> None:
@@ -186,6 +187,22 @@ def test_stretch_changes_the_sides_and_keeps_the_area() -> None:
     ratio = np.sqrt((out * xx**2).sum((1, 2)) / (out * yy**2).sum((1, 2)))
     assert 1 / 1.53 < ratio.min() < 0.69
     assert 1.45 < ratio.max() < 1.53
+
+
+def test_bends_move_each_part_its_own_way_and_smoothly() -> None:
+    """Two gratings, whose phases tell where each pixel was looked up."""
+    side, bend = 40, 3.0
+    ramp = np.tile(np.arange(side, dtype=np.uint8) * 6, (side, 1))
+    images = np.stack([ramp, ramp.T])[None].repeat(200, axis=0)
+    split = Split.of(images, np.zeros(200))
+    out = Transform(bend=bend, fill="edge").apply(split, range(200), epoch=0, seed=0, train=True).double() * 255 / 6
+    moved = (out - torch.from_numpy(images / 6.0))[:, :, 8:-8, 8:-8]
+    assert 1.5 < moved.abs().max() <= bend
+    assert moved.diff(dim=-1).abs().max() < 0.6  # a pixel moves about as its neighbour does
+    assert moved[:, :, 0, 0].sub(moved[:, :, -1, -1]).abs().max() > 1  # and corners do not go together
+    assert moved.mean(0).abs().max() < 0.4  # no way is preferred
+    one = Transform(bend=bend, fill="edge").apply(split, [7], epoch=0, seed=0, train=True).double() * 255 / 6
+    assert torch.equal(one[0], out[7])
 
 
 def test_a_mirrored_pair_changes_cameras() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from capsroute.data.counter import Counter
-from capsroute.data.warp import matrices, warp
+from capsroute.data.warp import KNOTS, matrices, warp
 
 if TYPE_CHECKING:
     from capsroute.data.dataset import Images, Split
@@ -42,6 +42,7 @@ class Draw(IntEnum):
     CUT_TOP = 10
     CUT_LEFT = 11
     STRETCH = 12
+    BEND = 13  # and the 31 numbers after it
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Transform:
 
     In this order: `pad_to` a side, then a window of side `crop`, moved by up to `shift` whole pixels each way and
     turned by up to `rotation` degrees, scaled by 1 ± `scale`, made wider or narrower at the same area by up to
-    1 + `stretch` and sheared by ± `shear` about its centre, `flip`ped left to right half of the time (with "stereo" the
+    1 + `stretch` and sheared by ± `shear` about its centre, and bent (16 points of a grid pull what is near
+    them by up to `bend` pixels each way), `flip`ped left to right half of the time (with "stereo" the
     two cameras change places too, as they would before a mirrored object). What lies outside the image is `fill`:
     "zero" or "edge" (the nearest pixel).
 
@@ -78,6 +80,7 @@ class Transform:
     scale: float = 0.0
     shear: float = 0.0
     stretch: float = 0.0
+    bend: float = 0.0
     flip: bool | str = False
     cutout: int = 0
 
@@ -92,14 +95,14 @@ class Transform:
             raise ValueError("standardise='fixed' and mean=, std= (one number, or one a channel) go together")
         if self.flip not in (True, False, "stereo"):
             raise ValueError(f"flip={self.flip!r} is unknown; use true, false or 'stereo'")
-        for name in ("shift", "brightness", "contrast", "rotation", "scale", "shear", "stretch", "cutout"):
+        for name in ("shift", "brightness", "contrast", "rotation", "scale", "shear", "stretch", "bend", "cutout"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is negative; it is how far to go either way")
 
     def without_noise(self) -> Transform:
         """The same preparation with nothing random left."""
         steady = replace(self, shift=0, brightness=0.0, contrast=0.0, flip=False, cutout=0)
-        return replace(steady, rotation=0.0, scale=0.0, shear=0.0, stretch=0.0)
+        return replace(steady, rotation=0.0, scale=0.0, shear=0.0, stretch=0.0, bend=0.0)
 
     def output_size(self, stored: int) -> int:
         """The side of what the network sees of images stored with this side."""
@@ -158,7 +161,8 @@ class Transform:
     ) -> npt.NDArray[np.float32]:
         rows = images.rows[chosen]
         side = self.output_size(images.shape[2])
-        if draws is not None and len(rows) and (self.rotation or self.scale or self.shear or self.stretch):
+        maps = (self.rotation, self.scale, self.shear, self.stretch, self.bend)
+        if draws is not None and len(rows) and any(maps):
             pixels = self._warped(images.stored[rows], top, left, side, draws)
         else:
             pixels = windows(images.stored, rows, top, left, side, self.fill)
@@ -217,7 +221,7 @@ class Transform:
         side: int,
         draws: Counter,
     ) -> npt.NDArray[np.uint8]:
-        """Windows turned, scaled, stretched and sheared about their centre."""
+        """Windows turned, scaled, stretched and sheared about their centre, and bent."""
         angle = np.deg2rad(draws.uniform(Draw.ROTATION, -self.rotation, self.rotation))
         size = draws.uniform(Draw.SCALE, 1 - self.scale, 1 + self.scale)
         shear = draws.uniform(Draw.SHEAR, -self.shear, self.shear)
@@ -225,7 +229,11 @@ class Transform:
         wide = np.exp(draws.uniform(Draw.STRETCH, -reach, reach) / 2)
         forward = matrices(angle, size * wide, size / wide, shear)
         centre = np.stack([left, top], axis=-1).astype(np.float64) + (side - 1) / 2
-        return warp(images, forward, centre, side, self.fill)
+        moves = None
+        if self.bend:
+            drawn = [draws.uniform(Draw.BEND + n, -self.bend, self.bend) for n in range(2 * KNOTS * KNOTS)]
+            moves = np.stack(drawn, axis=-1).reshape(-1, KNOTS * KNOTS, 2)
+        return warp(images, forward, centre, side, self.fill, moves)
 
     def _cut(self, out: npt.NDArray[np.float32], draws: Counter) -> None:
         side = out.shape[-1]

@@ -3,8 +3,8 @@
 The paper's protocol is what `Config` starts from: three iterations, Adam at 3e-3 with exponential decay, 100 epochs, a
 tenth of the training set for validation, parameters recorded from the tenth epoch on.
 
-`<data set>-<routing>-deep` is what did best in short runs (docs/experiments.md): convolutions before fewer capsules, images
-turned and stretched, 20 epochs. `<data set>-cnn-deep` is the network without capsules prepared and trained likewise.
+`<data set>-<routing>-deep` is what did best in short runs (docs/experiments.md): convolutions before fewer capsules,
+images turned and stretched, 20 epochs. `<data set>-cnn-deep` is the network without capsules, trained likewise.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ _TOYS: dict[str, Any] = {
     "scale": 0.2,
     "shear": 0.2,
     "stretch": 0.3,
+    "bend": 6,
     "fill": "edge",
 }
 _DIGITS: dict[str, Any] = {"shift": 2, "rotation": 10, "scale": 0.1, "shear": 0.1}

@@ -1,0 +1,75 @@
+"""Which recipe is best on toys it was not trained on? Five-fold cross-validation by toy; the test set is not read.
+
+    python benchmarks/new_toys.py smallnorb-similarity-deep --set data.transform.bend=0
+
+Each fold holds out one of the five training toys of every class, so that all 25 are new to some network once. Prints
+one line of JSON: the error of each fold, their mean, and the mean training error, after the last epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from capsroute.training import loop, ranks, watch
+from capsroute.training.config import Config
+from capsroute.training.material import gather
+from capsroute.training.recipes import recipe
+from capsroute.training.run import open_run
+
+TOYS = 5
+
+
+def fold(config: Config, number: int, data: Path | None, threads: int) -> dict[str, float]:
+    """Train without the toys of that fold; the errors of the last epoch."""
+    config = config.with_settings(["data.val_split=by_instance", f"data.val_fold={number}"])
+    ranks.set_threads(threads)
+    trainer = loop.Trainer(ranks.start(config, "cpu"), gather(config, data))
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_run(
+            trainer.material.config, Path(folder) / "run", resume=False, force=False, threads=threads, notify=print
+        )
+        trainer.fit(run, watch.Watcher())
+    return trainer.learner.progress.curve[-1]
+
+
+def main() -> None:
+    """Train the folds and print what they gave."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings")
+    parser.add_argument("--data", type=Path, help="where smallNORB lies")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--limit", type=int, default=6000, help="training pairs, of 19,440")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fold", type=int, action="append", help="0 to 4, all unless told; repeatable")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    config = recipe(given.recipe, seed=given.seed, epochs=given.epochs).with_settings(
+        ["ema=0.99", f"data.limit={given.limit}", *given.settings]
+    )
+    began, errors, trained = time.perf_counter(), [], []
+    for number in given.fold or range(TOYS):
+        last = fold(config, number, given.data, given.threads)
+        errors.append(last["val_error"])
+        trained.append(last["train_error"])
+    print(
+        json.dumps(
+            {
+                "recipe": given.recipe,
+                "settings": given.settings,
+                "folds": [round(error, 2) for error in errors],
+                "new_toys": round(statistics.mean(errors), 2),
+                "train": round(statistics.mean(trained), 2),
+                "seconds": round(time.perf_counter() - began),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
