@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from capsroute import pretrained
+from capsroute.models import count_parameters
 from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, differences
 
@@ -29,6 +31,13 @@ def test_one_recipe_for_each_data_set_and_routing() -> None:
 def test_round_trip_through_json(name: str) -> None:
     config = recipe(name)
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("routing", [*ROUTINGS, "cnn"])
+def test_deep_recipes_have_below_a_hundred_thousand_weights(routing: str) -> None:
+    config = recipe(f"smallnorb-{routing}-deep")
+    size = {"image_size": config.data.transform["crop"], "in_channels": 2, "classes": 5}
+    assert 60_000 < count_parameters(pretrained.build({**config.model, **size}), routing=True) < 100_000
 
 
 @pytest.mark.parametrize("routing", ["similarity", "connectionist"])
