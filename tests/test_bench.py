@@ -125,6 +125,14 @@ def test_the_batch_fits_time_and_memory(monkeypatch, pace, need, free, batch, me
     assert worker.calls[-1] == ("memory", measured)
 
 
+def test_the_memory_of_an_operator_is_that_of_the_whole_batch(monkeypatch):
+    """Its buffers are shared by all images: a smaller batch would make them look large."""
+    monkeypatch.setattr(compare, "available_memory", lambda: 1e10)
+    worker = FakeWorker(1.2, 1e6, path="fused")
+    assert compare._need(worker, "train", 32, seconds=10.0) == (8, 1e6)
+    assert worker.calls[-1] == ("memory", 32)
+
+
 def test_a_compiled_network_sees_one_batch_size():
     worker = FakeWorker(0.1, 1e6, path="compiled")
     assert compare._need(worker, "train", 32, seconds=1.0).batch == 32

@@ -95,7 +95,7 @@ def _need(worker: Worker, phase: str, batch: int, seconds: float) -> Need:
 
     Steps with one image come first, and warm up what is to be measured; a compiled network, which would have to be
     compiled for that size too, is warmed up with the batch itself. Memory is measured with a smaller batch where that
-    one would take long: such a candidate holds all votes, and needs the same for each image.
+    one would take long and votes are held, as many for each image; an operator has buffers that all images share.
     """
     if worker.candidate.path == "compiled":
         worker.step(phase, batch)
@@ -106,7 +106,7 @@ def _need(worker: Worker, phase: str, batch: int, seconds: float) -> Need:
     one = worker.memory(phase, 1)
     room = available_memory() / 2 / max(one, 1.0)
     size = _power_of_two(batch, min(seconds / pace, room))
-    small = _power_of_two(batch, min(seconds / 4 / pace, room))
+    small = _power_of_two(batch, room if worker.candidate.path == "fused" else min(seconds / 4 / pace, room))
     return Need(size, one if small == 1 else worker.memory(phase, small))
 
 
