@@ -28,7 +28,8 @@ class DataConfig:
     """What is trained on, and what is held out to choose parameters by.
 
     `transform` goes over the data set's own preparation, entry by entry; `options` to `capsroute.data.load`. With
-    `val_split="none"` everything is trained on and the last parameters are tested. `limit` trains on so many images.
+    `val_split="none"` everything is trained on and the last parameters are tested; with "by_instance", `val_fold` says
+    which toy of each class is held out, else `val_seed` draws it. `limit` trains on so many images.
     """
 
     name: str = "digits"
