@@ -136,6 +136,21 @@ def test_pose_norm_gives_unit_scale_and_remembers_it():
     assert_capsules_close(norm.eval()(caps), norm.train()(caps), 1e-3)
 
 
+def test_batch_norm_of_capsules_centres_each_pose_element_and_logit():
+    net = cr.CapsNet(image_size=16, stem=(8, 3, 2), capsules=((4, 3, 1),), pose_norm="batch", fused=False)
+    norm, caps = net.norms[0], random_capsules(64, (3, 3), 8, (4, 4))
+    caps = cr.Capsules.from_logits(3 * caps.poses + torch.arange(1.0, 9)[:, None, None], 5 * caps.logits - 2)
+    seen = norm(caps)
+    for values in (seen.poses, seen.logits):
+        torch.testing.assert_close(values.mean((0, 1, 2)), torch.zeros(values.shape[3:]), rtol=0, atol=1e-4)
+        torch.testing.assert_close(values.var((0, 1, 2)), torch.ones(values.shape[3:]), rtol=0.02, atol=0)
+    torch.testing.assert_close(seen.activations, seen.logits.sigmoid())
+    for _ in range(100):
+        norm(caps)
+    assert_capsules_close(norm.eval()(caps), norm.train()(caps), 1e-2)
+    assert net(torch.randn(2, 1, 16, 16)).logits.shape == (2, 5)
+
+
 def test_decoder_draws_the_chosen_class():
     net = cr.CapsNet(image_size=16, stem=(8, 3, 2), capsules=((4, 3, 1),), decoder=(12, 20))
     caps = net(torch.randn(3, 1, 16, 16))
@@ -186,7 +201,7 @@ def test_a_damaged_or_missing_network_is_one_line(tmp_path):
         (lambda: cr.CapsNet(["em"]), "1 routings for 3 capsule layers"),
         (lambda: cr.CapsNet(["em"] * 3, share_routing=True), "a list already says all"),
         (lambda: cr.CapsNet(cr.routing.em(), routing_options={"iterations": 1}), "given by name"),
-        (lambda: cr.CapsNet(pose_norm="batch"), "choose 'scale'"),
+        (lambda: cr.CapsNet(pose_norm="layer"), "choose 'scale'"),
         (lambda: cr.CapsNet(routing_options={"iteration": 1}), "unexpected keyword"),
         (lambda: cr.CapsNet()(torch.zeros(2, 3, 32, 32)), "takes .batch, 1, 32, 32"),
         (lambda: cr.CapsNet().reconstruct(random_capsules(1, (), 5, (4, 4))), "no decoder"),

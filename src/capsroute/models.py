@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsroute.capsules import Capsules
 from capsroute.geometry import output_space
 from capsroute.layers import CapsuleLayer, ConvCapsules2d, DenseCapsules, Fused, PrimaryCapsules, pose_shape
-from capsroute.norms import BatchNorm2d, PoseNorm
+from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, PoseNorm
 from capsroute.routing import LayerShape, Routing, RoutingFactory, by_name, resolve
 from capsroute.routing.tiling import DEFAULT_BUDGET
 from capsroute.votes import Start
@@ -51,7 +51,8 @@ class CapsNet(nn.Module):
         coordinate_addition: class capsules share matrices between positions and are told where votes come from.
         shared_class_weights: share those matrices without (or with) coordinate addition.
         normalise: votes by W / ||W||_F (eq. 1).
-        pose_norm: `scale` divides poses between layers by their root mean square for each type.
+        pose_norm: between layers, `scale` divides poses by their root mean square for each type; `batch` subtracts the
+            mean of each pose element and logit and divides by its deviation (variational routing's).
         capsule_dropout: share of the capsules that each layer does not hear of in training: their activation is zero.
         share_routing: one routing module for the whole network ("either for each layer or each network").
         faithful: nothing that the paper does not mention: no pose norm, weights start as noise, beta_3 at zero.
@@ -74,7 +75,7 @@ class CapsNet(nn.Module):
         coordinate_addition: bool = False,
         shared_class_weights: bool | None = None,
         normalise: bool = True,
-        pose_norm: Literal["scale"] | None = "scale",
+        pose_norm: Literal["scale", "batch"] | None = "scale",
         weight_start: Start = "identity",
         capsule_dropout: float = 0.0,
         share_routing: bool = False,
@@ -87,8 +88,8 @@ class CapsNet(nn.Module):
         self.config = {k: v for k, v in locals().items() if k not in ("self", "__class__", "fused", "vote_budget")}
         if classes < 1 or in_channels < 1:
             raise ValueError(f"classes={classes}, in_channels={in_channels}: a network needs at least one of each")
-        if pose_norm not in ("scale", None):
-            raise ValueError(f"pose_norm={pose_norm!r}: choose 'scale' or None")
+        if pose_norm not in ("scale", "batch", None):
+            raise ValueError(f"pose_norm={pose_norm!r}: choose 'scale', 'batch' or None")
         self.image_size = (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
         self.in_channels, self.classes = in_channels, classes
         if not 0 <= capsule_dropout < 1:
@@ -136,9 +137,13 @@ class CapsNet(nn.Module):
             )
         )
         self.layers = nn.ModuleList(layers)
-        inputs = [layer.in_channels for layer in layers]
-        self.norms = nn.ModuleList([PoseNorm(n) if pose_norm else nn.Identity() for n in inputs])
+        self.norms = nn.ModuleList([self._norm(pose_norm, layer.in_channels) for layer in layers])
         self.decoder = Decoder(classes, self.pose, in_channels, self.image_size, decoder) if decoder else None
+
+    def _norm(self, kind: Literal["scale", "batch"] | None, types: int) -> nn.Module:
+        if kind == "batch":
+            return CapsuleBatchNorm(types, self.pose)
+        return PoseNorm(types) if kind else nn.Identity()
 
     def primary_capsules(self, images: Float[Tensor, "B F H W"]) -> Capsules:
         """The capsules that the first routed layer sees, before their norm."""
@@ -156,7 +161,7 @@ class CapsNet(nn.Module):
         for norm, layer in zip(self.norms, self.layers, strict=True):
             if self.training and self.capsule_dropout:
                 caps = _without_some(caps, self.capsule_dropout)
-            caps = layer(caps, norm.scale(caps.poses)) if isinstance(norm, PoseNorm) else layer(caps)
+            caps = layer(caps, norm.scale(caps.poses)) if isinstance(norm, PoseNorm) else layer(norm(caps))
         return caps
 
     def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:

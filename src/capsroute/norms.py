@@ -55,6 +55,30 @@ class PoseNorm(nn.Module):
         return caps._replace(poses=caps.poses * self.scale(caps.poses)[:, None, None])
 
 
+class CapsuleBatchNorm(nn.Module):
+    """Each pose element and logit of each type minus its mean, over its deviation (De Sousa Ribeiro et al. 2020).
+
+    Means and deviations are over batch and space, nothing is learned. Unlike `PoseNorm` this is not equivariant.
+    """
+
+    def __init__(self, channels: int, pose: tuple[int, int]) -> None:
+        super().__init__()
+        self.poses = BatchNorm2d(channels * pose[0] * pose[1], affine=False)
+        self.logits = BatchNorm2d(channels, affine=False)
+
+    def forward(self, caps: Capsules) -> Capsules:
+        assert caps.logits is not None
+        poses = self._by_channel(self.poses, caps.poses.flatten(-3)).view_as(caps.poses)
+        return Capsules.from_logits(poses, self._by_channel(self.logits, caps.logits))
+
+    @staticmethod
+    def _by_channel(norm: BatchNorm2d, values: Float[Tensor, "B *S C"]) -> Float[Tensor, "B *S C"]:
+        """The norm of channels that come last; they stay last in memory."""
+        batch, channels = values.shape[0], values.shape[-1]
+        normed: Tensor = norm(values.reshape(batch, -1, 1, channels).permute(0, 3, 1, 2))
+        return normed.permute(0, 2, 3, 1).reshape(values.shape)
+
+
 class _SumOfSquares(torch.autograd.Function):
     """For each type; without the copies of all poses that squaring them, and its gradient, would take."""
 
@@ -92,7 +116,9 @@ class BatchNorm2d(nn.BatchNorm2d):
         variance = mean_over_batch(centred.square().sum((0, 2, 3))[None], flat.shape[1])[0]
         self._track(mean, variance, flat.shape[1] * dist.get_world_size())
         scaled = centred * torch.rsqrt(variance + self.eps)[:, None, None]
-        return (scaled * self.weight[:, None, None] + self.bias[:, None, None]).to(images.dtype)
+        if self.affine:
+            scaled = scaled * self.weight[:, None, None] + self.bias[:, None, None]
+        return scaled.to(images.dtype)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:

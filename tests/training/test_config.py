@@ -9,7 +9,7 @@ import pytest
 from capsroute import pretrained
 from capsroute.models import count_parameters
 from capsroute.training import RECIPES, Config, recipe
-from capsroute.training.config import ConfigError, differences
+from capsroute.training.config import ConfigError, LossConfig, differences
 
 ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
 NAMES = {
@@ -107,6 +107,8 @@ def test_settings_change_one_entry_each() -> None:
         ("precision=16", "precision='16': choose one of 32, medium, bf16"),
         ("ema=1", "ema=1.0: must be between 0 and 1"),
         ("schedule.warmup=-1", "schedule.warmup=-1.0: must be not negative"),
+        ("loss.cutmix=1.5", "loss.cutmix=1.5: must be from 0 to 1"),
+        ("loss.mixup=-1", "loss.mixup=-1.0: must be from 0 to 1"),
         ("loss.reconstruction=0.1", r"needs a decoder; --set model.decoder=\[512,1024\]"),
     ],
 )
@@ -119,6 +121,11 @@ def test_wrong_settings_are_told_with_the_way_out(setting: str, told: str) -> No
 def test_smoothing_goes_with_cross_entropy() -> None:
     with pytest.raises(ConfigError, match=r"loss.smoothing=0.1 goes with cross_entropy, not with 'spread'"):
         recipe("mnist-em").with_settings(["loss.smoothing=0.1"])
+
+
+def test_mixed_images_are_not_reconstructed() -> None:
+    with pytest.raises(ConfigError, match=r"mixed images show two; leave out loss.mixup and loss.cutmix"):
+        recipe("mnist-similarity", loss=LossConfig(cutmix=0.5, reconstruction=0.01))
 
 
 def test_unknown_recipe() -> None:

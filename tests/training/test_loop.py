@@ -199,6 +199,7 @@ def test_medium_precision_is_set_for_its_run_alone() -> None:
         ("loss.name=spread", "loss.margin=0.5"),
         ("loss.smoothing=0.1",),
         ("optimizer.name=adamw",),
+        ("model.pose_norm=batch",),
     ],
 )
 def test_other_losses_and_optimizers_learn(settings: tuple[str, ...]) -> None:

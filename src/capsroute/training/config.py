@@ -48,13 +48,21 @@ class LossConfig:
     """Cross-entropy on logits, spread (Hinton et al. 2018) or margin (Sabour et al. 2017).
 
     `margin` fixes the spread loss's margin; None lets it grow by the authors' schedule, stretched over the run.
-    `reconstruction` weighs the squared error of the decoder's drawing (0.0005 in Sabour et al.).
+    `reconstruction` weighs the squared error of the decoder's drawing (0.0005 in Sabour et al.). `mixup` and `cutmix`
+    are the shares of batches in which pairs of images are made into one, with the loss of both labels.
     """
 
     name: Literal["cross_entropy", "spread", "margin"] = "cross_entropy"
     smoothing: float = 0.0
     margin: float | None = None
     reconstruction: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether some batches are mixed."""
+        return self.mixup > 0 or self.cutmix > 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,8 @@ class Config:
             "data.limit": (self.data.limit is None or self.data.limit >= 1, "at least 1, or null"),
             "loss.smoothing": (0 <= self.loss.smoothing < 1, "from 0 to below 1"),
             "loss.reconstruction": (self.loss.reconstruction >= 0, "not negative"),
+            "loss.mixup": (0 <= self.loss.mixup <= 1, "from 0 to 1"),
+            "loss.cutmix": (0 <= self.loss.cutmix <= 1 - self.loss.mixup, "from 0 to 1, loss.mixup and it together"),
             "optimizer.lr": (self.optimizer.lr > 0, "positive"),
             "optimizer.weight_decay": (self.optimizer.weight_decay >= 0, "not negative"),
             "optimizer.clip": (self.optimizer.clip is None or self.optimizer.clip > 0, "positive, or null"),
@@ -132,6 +142,11 @@ class Config:
         if self.loss.smoothing and self.loss.name != "cross_entropy":
             raise ConfigError(
                 f"loss.smoothing={self.loss.smoothing} goes with cross_entropy, not with {self.loss.name!r}"
+            )
+        if self.loss.reconstruction and self.loss.mixes:
+            raise ConfigError(
+                f"loss.reconstruction={self.loss.reconstruction} draws one class, mixed images show two; leave out "
+                "loss.mixup and loss.cutmix"
             )
         if self.loss.reconstruction and not self.model.get("decoder"):
             raise ConfigError(

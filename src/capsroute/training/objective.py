@@ -9,6 +9,7 @@ from capsroute import losses
 from capsroute.capsules import Capsules
 from capsroute.models import CapsNet, ConvNet
 from capsroute.training.config import LossConfig
+from capsroute.training.mixing import mixed
 
 _SPAN = 8  # the margin's sigmoid runs from -4 to 4
 
@@ -26,6 +27,11 @@ class Objective(nn.Module):
         self, images: Float[Tensor, "B F H W"], labels: Int[Tensor, "B *n"], step: int
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B K"]]:
         """The loss, and the class logits."""
+        mix = mixed(images, self.config.mixup, self.config.cutmix) if self.config.mixes else None
+        if mix is not None:
+            caps = self.net(mix.images)
+            first, second = (self.classification(caps, wanted, step) for wanted in (labels, labels[mix.partners]))
+            return mix.share * first + (1 - mix.share) * second, caps.logits
         caps = self.net(images)
         loss = self.classification(caps, labels, step)
         if self.config.reconstruction:
