@@ -68,6 +68,7 @@ def test_crops_reach_every_corner(toys: Split) -> None:
         {"standardise": "fixed", "mean": (0.5,), "std": (0.2, 0.3)},
         {"rotation": 20.0, "scale": 0.2, "shear": 0.2, "fill": "edge"},
         {"pad_to": 56, "shift": 3, "flip": True, "cutout": 9},
+        {"curve": 0.5, "noise": 0.3, "soften": 0.7},
     ],
 )
 def test_a_sample_looks_the_same_in_any_batch(toys: Split, options: dict) -> None:
@@ -163,6 +164,7 @@ def test_transform_survives_a_trip_through_json() -> None:
         ({"mean": (0.5,), "std": (1.0,)}, "go together"),
         ({"shift": -1}, "shift=-1 is negative"),
         ({"bend": -1}, "bend=-1 is negative"),
+        ({"noise": -0.5}, "noise=-0.5 is negative"),
     ],
 )
 def test_wrong_options_are_named(options: dict, message: str) -> None:
@@ -203,6 +205,46 @@ def test_bends_move_each_part_its_own_way_and_smoothly() -> None:
     assert moved.mean(0).abs().max() < 0.4  # no way is preferred
     one = Transform(bend=bend, fill="edge").apply(split, [7], epoch=0, seed=0, train=True).double() * 255 / 6
     assert torch.equal(one[0], out[7])
+
+
+def test_noise_has_up_to_the_deviation_and_no_pattern() -> None:
+    split = Split.of(np.zeros((300, 2, 24, 24), np.uint8), np.zeros(300))
+    out = Transform(noise=0.6).apply(split, range(300), epoch=0, seed=0, train=True).double()
+    spread = out.std((1, 2, 3))
+    assert spread.max() < 0.64
+    assert spread.min() < 0.02
+    assert 0.27 < spread.mean() < 0.33
+    units = out / spread[:, None, None, None]
+    assert units.mean().abs() < 0.01
+    assert units.mean(0).abs().max() < 0.3  # no pixel is preferred
+    for step in (units[..., 1:] * units[..., :-1], units[:, 1:] * units[:, :1], units[1:] * units[:-1]):
+        assert step.mean().abs() < 0.02  # and none knows of its neighbour, the other camera or the next image
+
+
+def test_a_curve_moves_the_ends_and_keeps_the_middle_and_the_order() -> None:
+    ramp = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(200, axis=0)
+    split = Split.of(ramp, np.zeros(200))
+    plain = Transform(standardise="crop").apply(split, [0], epoch=0, seed=0, train=False)[0].flatten()
+    out = Transform(standardise="crop", curve=0.8).apply(split, range(200), epoch=0, seed=0, train=True).flatten(1)
+    assert (out.diff(dim=1) > 0).all()
+    middle, ends = out[:, 127:129] - plain[127:129], out[:, [0, -1]] - plain[[0, -1]]
+    assert middle.abs().max() < 1e-3
+    assert 0.5 < ends.max() < 0.8 * 0.75 + 1e-3  # x² / (1 + x²) is 3 / 4 where a ramp ends, at the root of 3
+    assert -0.6 - 1e-3 < ends.min() < -0.5
+    torch.testing.assert_close(ends[:, 0], ends[:, 1], rtol=0.02, atol=1e-4)
+
+
+def test_softening_blurs_and_sharpens_edges_and_keeps_flat_parts() -> None:
+    step = np.zeros((200, 1, 12, 12), np.uint8)
+    step[..., 6:] = 200
+    split = Split.of(step, np.zeros(200))
+    out = Transform(soften=0.9).apply(split, range(200), epoch=0, seed=0, train=True)[:, 0]
+    plain = Transform().apply(split, [0], epoch=0, seed=0, train=True)[0, 0]
+    flat = [0, 1, -2, -1]
+    torch.testing.assert_close(out[:, :, flat], plain[:, flat].expand(200, -1, -1), rtol=1e-6, atol=1e-6)
+    jump = (out[:, 5, 6] - out[:, 5, 5]) / (plain[5, 6] - plain[5, 5])
+    assert 0.4 < jump.min() < 0.5  # 1 - 0.9 * 2 / 3
+    assert 1.5 < jump.max() < 1.6
 
 
 def test_a_mirrored_pair_changes_cameras() -> None:

@@ -31,6 +31,11 @@ class Counter:
         """64 random bits for each sample."""
         return _combine(self._keys, draw)
 
+    def many(self, draw: int, count: int) -> npt.NDArray[np.uint64]:
+        """64 random bits `count` times for each sample, [b, count]."""
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP)
+        return _mix(self.words(draw)[:, None] + steps)
+
     def uniform(self, draw: int, low: float = 0.0, high: float = 1.0) -> npt.NDArray[np.float64]:
         """A number in [low, high) for each sample."""
         unit = (self.words(draw) >> np.uint64(11)).astype(np.float64) * 2.0**-53

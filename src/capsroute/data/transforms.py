@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from capsroute.data import light
 from capsroute.data.counter import Counter
 from capsroute.data.warp import KNOTS, matrices, warp
 
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 
 # Hinton et al.'s published code averages the centre and the corners of squares of 1, 2 and 3 pixels around it.
 THIRTEEN_CROPS = ((0, 0), *((step * y, step * x) for step in (1, 2, 3) for y in (-1, 1) for x in (-1, 1)))
+
+
+# What is random by up to so much.
+_REACHES = (
+    *("shift", "rotation", "scale", "shear", "stretch", "bend", "brightness", "contrast"),
+    *("curve", "noise", "soften", "cutout"),
+)
 
 
 class Draw(IntEnum):
@@ -43,6 +51,10 @@ class Draw(IntEnum):
     CUT_LEFT = 11
     STRETCH = 12
     BEND = 13  # and the 31 numbers after it
+    CURVE = 45
+    NOISE = 46
+    GRAIN = 47
+    SOFTEN = 48
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,9 @@ class Transform:
     Then pixels on the scale 0 to 1 are standardised: by the mean and deviation of the whole stored "image" (before
     cropping: Hinton et al. and this paper), of the "crop", by "fixed" `mean` and `std`, or not at all (None). Then
     contrast and brightness: `y = f (x - m) + m + b` with m the mean of the crop's channel, f in 1 ± `contrast`, b in
-    ± `brightness`, in units of the standardised image. Last, a square of side `cutout` is set to zero.
+    ± `brightness`, in units of the standardised image. In the same units, `curve` moves the bright and the dark end up
+    or down by up to that much, and `noise` adds to each pixel a number of deviation up to that; `soften` blurs or
+    sharpens by up to that share of the difference to the mean of 3 x 3 pixels. Last, a square of side `cutout` is zero.
 
     The public smallNORB pipelines differ. This paper's code and IBM's: standardise the 48 x 48 image, crop, brightness
     ± 2.0 deviations, contrast 0.5 to 1.5: our default for smallNORB. Google's (± 63 / 255, 0.2 to 1.8) and VB routing's
@@ -82,6 +96,9 @@ class Transform:
     stretch: float = 0.0
     bend: float = 0.0
     flip: bool | str = False
+    curve: float = 0.0
+    noise: float = 0.0
+    soften: float = 0.0
     cutout: int = 0
 
     def __post_init__(self) -> None:
@@ -95,14 +112,14 @@ class Transform:
             raise ValueError("standardise='fixed' and mean=, std= (one number, or one a channel) go together")
         if self.flip not in (True, False, "stereo"):
             raise ValueError(f"flip={self.flip!r} is unknown; use true, false or 'stereo'")
-        for name in ("shift", "brightness", "contrast", "rotation", "scale", "shear", "stretch", "bend", "cutout"):
+        for name in _REACHES:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is negative; it is how far to go either way")
 
     def without_noise(self) -> Transform:
         """The same preparation with nothing random left."""
-        steady = replace(self, shift=0, brightness=0.0, contrast=0.0, flip=False, cutout=0)
-        return replace(steady, rotation=0.0, scale=0.0, shear=0.0, stretch=0.0, bend=0.0)
+        nothing: dict[str, Any] = dict.fromkeys(_REACHES, 0)
+        return replace(self, flip=False, **nothing)
 
     def output_size(self, stored: int) -> int:
         """The side of what the network sees of images stored with this side."""
@@ -174,9 +191,19 @@ class Transform:
         slope, offset = self._levels(images, rows, out, draws)
         out *= slope.astype(np.float32)[:, :, None, None]
         out += offset.astype(np.float32)[:, :, None, None]
-        if draws is not None and self.cutout:
-            self._cut(out, draws)
+        if draws is not None:
+            self._disturb(out, draws)
         return out
+
+    def _disturb(self, out: npt.NDArray[np.float32], draws: Counter) -> None:
+        if self.curve:
+            light.curve(out, draws.uniform(Draw.CURVE, -self.curve, self.curve))
+        if self.noise:
+            light.noise(out, draws.uniform(Draw.NOISE, 0, self.noise), draws, Draw.GRAIN)
+        if self.soften:
+            light.soften(out, draws.uniform(Draw.SOFTEN, -self.soften, self.soften))
+        if self.cutout:
+            self._cut(out, draws)
 
     def _levels(
         self, images: Images, rows: npt.NDArray[np.int64], pixels: npt.NDArray[np.float32], draws: Counter | None
