@@ -78,13 +78,15 @@ def test_two_ranks_one_dies_and_one_finishes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_rank_then_two(tmp_path: Path) -> None:
-    config = tiny("epochs=6", SMOOTH)
+@pytest.mark.parametrize("norm", ["scale", "batch"])
+def test_one_rank_then_two(norm: str, tmp_path: Path) -> None:
+    norm = f"model.pose_norm={norm}"
+    config = tiny("epochs=6", SMOOTH, norm)
     alone = train(config, out="alone", watcher=Notes())
     run = Run(tmp_path / "ranks")
     with pytest.raises(Exception, match="stopped by a signal"):
         train(config, out=run.folder, watcher=Notes({9: lambda: os.kill(os.getpid(), signal.SIGINT)}))
-    with two_ranks(run.folder, "--epochs", "6", "--set", SMOOTH, "--resume") as job:
+    with two_ranks(run.folder, "--epochs", "6", "--set", SMOOTH, "--set", norm, "--resume") as job:
         said = job.communicate(timeout=200)[0]
     assert job.returncode == 0, said
     assert "the report is" in said
