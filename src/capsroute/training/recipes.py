@@ -85,6 +85,8 @@ def _recipe(data: str, kind: str) -> Config:
         model = {"network": "ConvNet", **(DEEP_CNN if deep else {})}
     elif data == "digits":
         model |= SMALL
+    if routing == "connectionist" and deep:
+        model["capsules"] = [[8, 3, 2]]  # an LSTM for each vote: at every second place, for time
     if routing == "em":
         model |= EM
         if data != "multimnist" and not deep:  # the spread loss knows one label alone
