@@ -96,6 +96,22 @@ def test_one_camera(tmp_path: Path, toys_files: made_up.Toys) -> None:
         load("smallnorb", data_dir=tmp_path, cameras="right")
 
 
+@pytest.mark.parametrize("form", ["mat", "png"])
+def test_images_as_they_were_taken(tmp_path: Path, toys_files: made_up.Toys, form: str) -> None:
+    if form == "mat":
+        toys_files.matrices(tmp_path)
+    else:
+        made_up.write_files(tmp_path, toys_files.files("png"))
+    data = load("smallnorb", data_dir=tmp_path, verify=False, side=96)
+    assert data.image_size == 64
+    assert np.array_equal(np.asarray(data.train.images), toys_files.images["train"])
+    out = data.default_transform(train=True).apply(data.train, range(5), epoch=0, seed=0, train=True)
+    assert out.shape == (5, 2, 64, 64)
+    check(load("smallnorb", data_dir=tmp_path, verify=False).train, toys_files, "train", poses=form == "mat")
+    with pytest.raises(DataError, match=r"side=64 is unknown; use 48 \(halved\) or 96"):
+        load("smallnorb", data_dir=tmp_path, side=64)
+
+
 def test_the_papers_preparation(tmp_path: Path, toys_files: made_up.Toys) -> None:
     toys_files.matrices(tmp_path)
     data = load("smallnorb", data_dir=tmp_path, verify=False)

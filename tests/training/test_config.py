@@ -18,7 +18,7 @@ NAMES = {
     for routing in (*ROUTINGS, "cnn")
     for deep in ("", "-deep")
     if not (deep and data == "digits")
-}
+} | {f"{data}-{routing}-fine" for data in ("smallnorb", "smallnorb-mono") for routing in ROUTINGS}
 
 
 def test_one_recipe_for_each_data_set_and_routing() -> None:
@@ -33,9 +33,11 @@ def test_round_trip_through_json(name: str) -> None:
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("routing", [*ROUTINGS, "cnn"])
-def test_deep_recipes_have_below_a_hundred_thousand_weights(routing: str) -> None:
-    config = recipe(f"smallnorb-{routing}-deep")
+@pytest.mark.parametrize(
+    "kind", [*(f"{routing}-{deep}" for deep in ("deep", "fine") for routing in ROUTINGS), "cnn-deep"]
+)
+def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:
+    config = recipe(f"smallnorb-{kind}")
     size = {"image_size": config.data.transform["crop"], "in_channels": 2, "classes": 5}
     assert 60_000 < count_parameters(pretrained.build({**config.model, **size}), routing=True) < 100_000
 
@@ -129,7 +131,10 @@ def test_mixed_images_are_not_reconstructed() -> None:
 
 
 def test_unknown_recipe() -> None:
-    with pytest.raises(ConfigError, match=r"'minst-em' \(did you mean 'mnist-em'\?\); .* cnn, or ROUTING-deep$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'minst-em' \(did you mean 'mnist-em'\?\); .* cnn, or ROUTING-deep, on smallNORB also ROUTING-fine$",
+    ):
         recipe("minst-em")
 
 

@@ -1,7 +1,7 @@
 """smallNORB (LeCun, Huang & Bottou 2004): 50 toys of 5 classes in stereo, from the official matrices or their pictures.
 
 Each split has 24,300 pairs: 5 toys a class, 9 elevations, 18 azimuths, 6 lightings. Pairs are stored halved to 48 x 48
-(area mean), both cameras, in the cache. For research use; cite LeCun, Huang & Bottou, CVPR 2004.
+(area mean) or as they are, both cameras, in the cache. For research use; cite LeCun, Huang & Bottou, CVPR 2004.
 """
 
 from __future__ import annotations
@@ -63,11 +63,16 @@ class Source(Protocol):
     def verified(self) -> str: ...
 
 
-def open_smallnorb(data_dir: Path | None = None, *, cameras: str = "stereo", verify: bool = True) -> DataSet:
+def open_smallnorb(
+    data_dir: Path | None = None, *, cameras: str = "stereo", side: int = _SIDE // 2, verify: bool = True
+) -> DataSet:
     """`cameras="stereo"` gives two channels, left and right (Hinton et al.); `"left"` one, as in this paper's table.
 
-    `verify` compares official matrices with their published digests.
+    `side` is 48, to which everybody halves the images, or 96, as they were taken. `verify` compares official matrices
+    with their published digests.
     """
+    if side not in (_SIDE // 2, _SIDE):
+        raise DataError(f"side={side} is unknown; use {_SIDE // 2} (halved) or {_SIDE} (as they were taken)")
     if cameras not in ("stereo", "left"):
         raise DataError(f"cameras={cameras!r} is unknown; use 'stereo' or 'left'")
     source = find(data_dir, verify)
@@ -78,17 +83,24 @@ def open_smallnorb(data_dir: Path | None = None, *, cameras: str = "stereo", ver
         cameras=cameras,
         classes=CLASSES,
         channels=2 if cameras == "stereo" else 1,
-        image_size=32,
-        transform=Transform(crop=32, fill="edge", standardise="image", brightness=2.0, contrast=0.5),
-        opener=partial(_open, source, cameras),
+        image_size=side * 2 // 3,
+        transform=Transform(crop=side * 2 // 3, fill="edge", standardise="image", brightness=2.0, contrast=0.5),
+        opener=partial(_open, source, cameras, side),
         title=titles[source.kind],
     )
 
 
-def _open(source: Source, cameras: str, part: Part) -> Split:
-    key = store.fingerprint("smallnorb", source.kind, part, _SIDE // 2, *source.marks(part))
-    split = store.cached(f"smallnorb-{source.kind}-{part}-{key}", partial(source.recipe, part))
+def _open(source: Source, cameras: str, side: int, part: Part) -> Split:
+    key = store.fingerprint("smallnorb", source.kind, part, side, *source.marks(part))
+    split = store.cached(f"smallnorb-{source.kind}-{part}-{key}", partial(_stored, source, side, part))
     return split if cameras == "stereo" else replace(split, images=Images(split.images.stored[:, :1]))
+
+
+def _stored(source: Source, side: int, part: Part) -> store.Recipe:
+    taken = source.recipe(part)
+    if side == _SIDE:
+        return taken
+    return store.Recipe((*taken.shape[:2], side, side), map(halved, taken.chunks), taken.columns)
 
 
 def find(data_dir: Path | None, verify: bool = True) -> Source:
@@ -163,8 +175,8 @@ class Matrices:
         for name, values in columns.items():
             if len(values) != len(pairs):
                 raise DataError(f"{self.path}: {len(pairs)} {part} pairs but {len(values)} values of {name}")
-        chunks = (halved(images[start : start + _CHUNK]) for start in range(0, len(pairs), _CHUNK))
-        return store.Recipe((len(pairs), 2, _SIDE // 2, _SIDE // 2), chunks, columns)
+        chunks = (images[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK))
+        return store.Recipe((len(pairs), 2, _SIDE, _SIDE), chunks, columns)
 
     def count(self, part: Part) -> int:
         return len(self._read(part, "dat", (None, 2, _SIDE, _SIDE)))
@@ -215,7 +227,7 @@ class PictureFiles:
 
     def recipe(self, part: Part) -> store.Recipe:
         pairs, columns = self.listing(part)
-        return store.Recipe((len(pairs), 2, _SIDE // 2, _SIDE // 2), self._chunks(pairs), columns)
+        return store.Recipe((len(pairs), 2, _SIDE, _SIDE), self._chunks(pairs), columns)
 
     def count(self, part: Part) -> int:
         return len(self.listing(part)[0])
@@ -289,7 +301,7 @@ class PictureFiles:
     def _chunks(self, pairs: list[tuple[str, str]]) -> Iterator[Pixels]:
         for start in range(0, len(pairs), _CHUNK):
             chunk = pairs[start : start + _CHUNK]
-            yield halved(np.stack([np.stack([self._picture(name) for name in pair]) for pair in chunk]))
+            yield np.stack([np.stack([self._picture(name) for name in pair]) for pair in chunk])
 
     def _picture(self, name: str) -> Pixels:
         picture = decode(self.files.read(name), "L", f"{self.path}: {name}")

@@ -5,6 +5,7 @@ tenth of the training set for validation, parameters recorded from the tenth epo
 
 `<data set>-<routing>-deep` is what did best in short runs (docs/experiments.md): convolutions before fewer capsules,
 images turned and stretched, 20 epochs (40 on smallNORB). `<data set>-cnn-deep` has no capsules and is trained likewise.
+`smallnorb-<routing>-fine` is the same on images as they were taken, 96 x 96, with one more convolution before.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ DATA: dict[str, DataConfig] = {
     "multimnist": DataConfig("multimnist"),
 }
 ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
-KINDS = tuple(f"{routing}{deep}" for deep in ("", "-deep") for routing in (*ROUTINGS, "cnn"))
+KINDS = (
+    *(f"{routing}{deep}" for deep in ("", "-deep") for routing in (*ROUTINGS, "cnn")),
+    *(f"{routing}-fine" for routing in ROUTINGS),
+)
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
 SMALL: dict[str, Any] = {"stem": [32, 5, 1], "stem_padding": 1, "primary": 4, "capsules": [[8, 3, 2]]}
@@ -50,6 +54,8 @@ DEEP: dict[str, Any] = {
     "capsules": [[8, 3, 1]],
     "coordinate_addition": True,
 }
+# Of images twice as wide: a convolution with few channels halves them first.
+FINE: dict[str, Any] = {**DEEP, "stem": [[16, 5, 2], [32, 3, 2], [32, 3, 1], [48, 3, 2], [64, 3, 1]]}
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
 # What new toys need: other shapes and other light of the known ones, and to be seen whole.
 _TOYS: dict[str, Any] = {
@@ -67,6 +73,7 @@ _TOYS: dict[str, Any] = {
     "soften": 0.7,
     "fill": "edge",
 }
+_FINE_TOYS: dict[str, Any] = {"crop": 80, "bend": 12, "soften": 1.0}
 _DIGITS: dict[str, Any] = {"shift": 2, "rotation": 10, "scale": 0.1, "shear": 0.1}
 MAPS: dict[str, dict[str, Any]] = {
     "mnist": _DIGITS,
@@ -79,7 +86,8 @@ MAPS: dict[str, dict[str, Any]] = {
 def _recipe(data: str, kind: str) -> Config:
     """Data set defaults and routing defaults."""
     routing, _, deep = kind.partition("-")
-    model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **(DEEP if deep else {})}
+    trunk = {"": {}, "deep": DEEP, "fine": FINE}[deep]
+    model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **trunk}
     loss = LossConfig()
     if routing == "cnn":
         model = {"network": "ConvNet", **(DEEP_CNN if deep else {})}
@@ -98,6 +106,8 @@ def _recipe(data: str, kind: str) -> Config:
         config = _deep(config, MAPS.get(data, {}))
     if deep and config.data.name == "smallnorb":
         config = _for_new_toys(config)
+    if deep == "fine":
+        config = _fine(config)
     return _small(config) if data == "digits" else config
 
 
@@ -125,6 +135,12 @@ def _for_new_toys(config: Config) -> Config:
     )
 
 
+def _fine(config: Config) -> Config:
+    """All pixels of smallNORB, and what is counted in pixels doubled."""
+    fine = replace(config.data, options={"side": 96}, transform={**config.data.transform, **_FINE_TOYS})
+    return replace(config, data=fine)
+
+
 def _small(config: Config) -> Config:
     """A run of a minute or two, for a first look; the rate and its schedule were chosen on the validation split."""
     model = {**config.model, "parameters": 13_000} if config.model["network"] == "ConvNet" else config.model
@@ -145,7 +161,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
     f"{data}-{kind}": partial(_recipe, data, kind)
     for data in DATA
     for kind in KINDS
-    if data != "digits" or "-deep" not in kind  # 8 x 8 pixels have no room for it
+    if (data != "digits" or "-" not in kind)  # 8 x 8 pixels have no room for it
+    and (data.startswith("smallnorb") or "-fine" not in kind)
 }
 DEFAULT = "digits-similarity"
 
@@ -160,6 +177,7 @@ def recipe(name: str = DEFAULT, **values: Any) -> Config:
     if name not in RECIPES:
         raise ConfigError(
             f"unknown recipe {name!r}{nearest(name, RECIPES)}; recipes are named DATA-ROUTING, with DATA one of "
-            f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))}, or ROUTING-deep"
+            f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))}, or ROUTING-deep, on "
+            f"smallNORB also ROUTING-fine"
         )
     return RECIPES[name]().with_values(**values)
