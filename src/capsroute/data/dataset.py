@@ -101,6 +101,13 @@ class Split:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @cached_property
+    def look_alikes(self) -> Numbers:
+        """Partners of each sample to be joined with (`capsroute.data.chimera`), found when first needed."""
+        from capsroute.data import chimera  # which knows splits
+
+        return chimera.look_alikes(self)
+
     def subset(self, indices: npt.ArrayLike) -> Split:
         """The samples at these positions (or where a mask is true); images are not copied."""
         chosen = np.asarray(indices)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from capsroute.data import light
+from capsroute.data import chimera, light
 from capsroute.data.counter import Counter
 from capsroute.data.warp import KNOTS, matrices, warp
 
@@ -30,7 +30,7 @@ THIRTEEN_CROPS = ((0, 0), *((step * y, step * x) for step in (1, 2, 3) for y in 
 # What is random by up to so much.
 _REACHES = (
     *("shift", "rotation", "scale", "shear", "stretch", "bend", "brightness", "contrast"),
-    *("curve", "noise", "soften", "cutout"),
+    *("curve", "noise", "soften", "cutout", "chimera"),
 )
 
 
@@ -61,7 +61,8 @@ class Draw(IntEnum):
 class Transform:
     """How images are prepared. Random options act in training alone; in validation and test the crop is the centre.
 
-    In this order: `pad_to` a side, then a window of side `crop`, moved by up to `shift` whole pixels each way and
+    In this order: a share `chimera` of the images is joined with one of another toy that looks alike (`chimera.py`);
+    `pad_to` a side, then a window of side `crop`, moved by up to `shift` whole pixels each way and
     turned by up to `rotation` degrees, scaled by 1 ± `scale`, made wider or narrower at the same area by up to
     1 + `stretch` and sheared by ± `shear` about its centre, and bent (16 points of a grid pull what is near
     them by up to `bend` pixels each way), `flip`ped left to right half of the time (with "stereo" the
@@ -100,6 +101,7 @@ class Transform:
     noise: float = 0.0
     soften: float = 0.0
     cutout: int = 0
+    chimera: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(self.mean))
@@ -112,6 +114,8 @@ class Transform:
             raise ValueError("standardise='fixed' and mean=, std= (one number, or one a channel) go together")
         if self.flip not in (True, False, "stereo"):
             raise ValueError(f"flip={self.flip!r} is unknown; use true, false or 'stereo'")
+        if self.chimera > 1:
+            raise ValueError(f"chimera={self.chimera} is a share of the images; use 0 to 1")
         for name in _REACHES:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is negative; it is how far to go either way")
@@ -130,8 +134,11 @@ class Transform:
         chosen = np.asarray(indices, dtype=np.int64)
         steps = self if train else self.without_noise()
         draws = Counter(seed, epoch, split.ids[chosen]) if train else None
-        top, left = steps._corners(split.images, len(chosen), draws)
-        return torch.from_numpy(steps._prepare(split.images, chosen, top, left, draws))
+        images = split.images
+        if draws is not None and self.chimera and len(chosen):
+            images, chosen = chimera.joined(split, chosen, self.chimera, draws), np.arange(len(chosen))
+        top, left = steps._corners(images, len(chosen), draws)
+        return torch.from_numpy(steps._prepare(images, chosen, top, left, draws))
 
     def crops(
         self, split: Split, indices: npt.ArrayLike, offsets: Sequence[tuple[int, int]] = THIRTEEN_CROPS
