@@ -64,6 +64,12 @@ def test_who_has_no_partner_stays_as_he_is(toys: Split) -> None:
     assert set(look_alikes(two)[0]) == {0, 1}
 
 
+def test_held_out_toys_are_nobodys_partners(toys: Split) -> None:
+    kept = toys.subset(toys.meta["instance"] != 1)
+    assert 1 not in kept.meta["instance"][kept.look_alikes]
+    assert len(toys.look_alikes) == len(toys)
+
+
 def test_a_joined_image_is_one_toy_on_one_side_and_another_on_the_other(toys: Split) -> None:
     chosen = np.arange(60)
     draws = Counter(3, 1, toys.ids[chosen])

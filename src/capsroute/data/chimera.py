@@ -1,7 +1,8 @@
 """Images joined from two that look alike: the front of one toy and the rear of another, as if seen from the same side.
 
 Five toys a class are few; what is put together from two of them is one more. Viewpoint and light of a partner need not
-be known: whichever image of another toy looks most alike has nearly the same.
+be known: whichever image of another toy looks most alike has nearly the same. Partners come from the split itself, so
+that a held-out toy is never part of another; in this alone a sample looks different in another subset.
 """
 
 from __future__ import annotations
