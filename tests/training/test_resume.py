@@ -96,6 +96,16 @@ def test_resume_without_a_checkpoint_starts_afresh_and_says_so() -> None:
     assert "starting afresh" in watcher.notes[0]
 
 
+def test_a_run_of_a_version_with_fewer_options_goes_on() -> None:
+    config = tiny("epochs=2")
+    with pytest.raises(Stopped):
+        train(config, out="run", watcher=Notes({1: interrupt}))
+    about = json.loads(Path("run/config.json").read_text())
+    del about["config"]["data"]["transform"]["chimera"], about["config"]["loss"]["mixup"]
+    Path("run/config.json").write_text(json.dumps(about))
+    assert train(config, out="run", resume=True, watcher=Notes()).finished
+
+
 def test_a_run_of_another_configuration_is_refused() -> None:
     with pytest.raises(Stopped):
         train(tiny(), out="run", watcher=Notes({1: interrupt}))

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def open_run(
     """The folder to train in: a new one, or one to go on with; a finished run is never overwritten unasked."""
     run = Run(out or _default_folder(config, resume))
     if run.exists and resume:
-        changed = differences(run.about["config"], config.to_dict())
+        changed = differences(_brought_up(run.about["config"]), config.to_dict())
         if changed:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             raise RunError(
@@ -141,6 +142,15 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return asked.stdout.strip() or None if asked.returncode == 0 else None
+
+
+def _brought_up(written: dict[str, Any]) -> dict[str, Any]:
+    """A configuration of an older version: options it did not know have the values that leave everything as it was."""
+    from capsroute.data.transforms import Transform  # and torch, which --help does without
+
+    config = Config.from_dict(written)
+    whole = {**asdict(Transform()), **config.data.transform}
+    return replace(config, data=replace(config.data, transform=whole)).to_dict()
 
 
 def _default_folder(config: Config, resume: bool) -> Path:
