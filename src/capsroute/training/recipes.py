@@ -142,7 +142,7 @@ def _for_new_toys(config: Config) -> Config:
 
 
 def _fine(config: Config) -> Config:
-    """All pixels of smallNORB: what is counted in pixels is doubled."""
+    """All pixels of smallNORB, what is counted in pixels doubled, and toys joined from two."""
     fine = replace(config.data, options={"side": 96}, transform={**config.data.transform, **_FINE_TOYS})
     return replace(config, data=fine, epochs=30, record_from=30)
 
