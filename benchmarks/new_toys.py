@@ -2,8 +2,9 @@
 
     python benchmarks/new_toys.py smallnorb-similarity-deep --set data.transform.bend=0
 
-Each fold holds out one of the five training toys of every class, so that all 25 are new to some network once. Prints
-one line of JSON: the error of each fold, their mean, and the mean training error, after the last epoch.
+Each fold holds out one of the five training toys of every class, so that all 25 are new to some network once. Prints,
+for each fold, error and loss on new toys after every epoch and what they were taken for in the end; then one line of
+JSON: the error of each fold, their mean, and the mean training error, after the last epoch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from capsroute.training import loop, ranks, watch
 from capsroute.training.config import Config
+from capsroute.training.evaluate import confusion, predict
 from capsroute.training.material import gather
 from capsroute.training.recipes import recipe
 from capsroute.training.run import open_run
@@ -34,7 +36,19 @@ def fold(config: Config, number: int, data: Path | None, threads: int) -> dict[s
             trainer.material.config, Path(folder) / "run", resume=False, force=False, threads=threads, notify=print
         )
         trainer.fit(run, watch.Watcher())
+    _tell(number, trainer)
     return trainer.learner.progress.curve[-1]
+
+
+def _tell(number: int, trainer: loop.Trainer) -> None:
+    curve = [f"{entry['val_error']:.2f} % ({entry['val_loss']:.3f})" for entry in trainer.learner.progress.curve]
+    print(f"fold {number}, new toys by epoch: {', '.join(curve)}", flush=True)
+    assert trainer.held is not None
+    material, classes = trainer.material, trainer.material.dataset.classes
+    taken = confusion(predict(trainer.learner.candidate, trainer.held, material.transform)).tolist()
+    wrong = sorted(((n, a, b) for a, row in enumerate(taken) for b, n in enumerate(row) if n and a != b), reverse=True)
+    mistakes = ", ".join(f"{classes[a]} for {classes[b]} {n}" for n, a, b in wrong)
+    print(f"fold {number}, taken for another of {len(trainer.held):,}: {mistakes or 'none'}", flush=True)
 
 
 def main() -> None:
