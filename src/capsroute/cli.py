@@ -79,6 +79,7 @@ def evaluate(
     affine: Annotated[bool, typer.Option("--affine", help="Also on affine-transformed digits.")] = False,
     overlapping: Annotated[bool, typer.Option("--overlapping", help="Also on pairs of overlapping digits.")] = False,
     multicrop: Annotated[bool, typer.Option("--multicrop", help="Also averaged over 13 crops.")] = False,
+    mirrored: Annotated[bool, typer.Option("--mirrored", help="Also averaged with the mirror image.")] = False,
     robust: Annotated[bool, typer.Option("--robust", help="Also under other light, and with the crop moved.")] = False,
     beyond: Annotated[
         bool, typer.Option("--beyond", help="All of these for shipped networks, beside the CNN of their size.")
@@ -97,6 +98,7 @@ def evaluate(
         affine=affine,
         overlapping=overlapping,
         multicrop=multicrop,
+        mirrored=mirrored,
         robust=robust,
         beyond=beyond,
         out=out,

@@ -103,6 +103,38 @@ def test_multicrop_averages_shares(common: float) -> None:
     assert found.logits[0, 1].exp().item() == pytest.approx(expected.item(), abs=1e-5)
 
 
+@pytest.mark.parametrize(("flip", "cameras"), [(True, [0, 1]), ("stereo", [1, 0])])
+def test_the_mirror_image_has_half_a_say(flip: bool | str, cameras: list[int]) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 2, 12, 12)).astype(np.uint8)
+    seen: list[torch.Tensor] = []
+
+    class Corner(Mean):
+        def forward(self, images: torch.Tensor) -> Capsules:
+            seen.append(images)
+            score = 3 * images[:, 0, 0, :1]
+            return Capsules.from_logits(score[..., None, None], torch.cat([-score, score], 1))
+
+    transform = Transform(crop=6, flip=flip)
+    found = predict(Corner(), Split.of(images, [0, 1, 0]), transform, mirrored=True)
+    plain, mirrored = seen[0].unflatten(0, (3, 2)).unbind(1)
+    torch.testing.assert_close(plain, torch.from_numpy(images[:, :, 3:9, 3:9] / np.float32(255)))
+    torch.testing.assert_close(mirrored, plain[:, cameras].flip(-1), rtol=0, atol=0)
+    shares = [torch.sigmoid(6 * image[:, 0, 0, 0].double()) for image in (plain, mirrored)]
+    torch.testing.assert_close(found.logits[:, 1].exp(), sum(shares).float() / 2)
+
+
+def test_mirrored_in_training_is_what_is_mirrored_in_a_test() -> None:
+    made_up = Split.of(np.random.default_rng(0).integers(0, 256, (16, 2, 8, 8)).astype(np.uint8), [0] * 16)
+    transform = Transform(flip="stereo", standardise="crop")
+    plain = transform.apply(made_up, range(16), epoch=0, seed=0, train=False)
+    drawn = transform.apply(made_up, range(16), epoch=0, seed=0, train=True)
+    same = (drawn == plain).flatten(1).all(1)
+    turned = (drawn == transform.mirrored(plain)).flatten(1).all(1)
+    assert (same ^ turned).all()
+    assert same.any()
+    assert turned.any()
+
+
 def test_relit_images() -> None:
     images = np.array([[[[0, 100], [100, 200]]]], np.uint8)
     plain = Split.of(images, [0])
@@ -138,6 +170,8 @@ def test_variations_that_the_data_set_does_not_have() -> None:
     trained = load_trained(train(tiny("epochs=1"), out="run", watcher=Notes()).folder)
     with pytest.raises(ConfigError, match="--multicrop is not for digits: crop=None of 8 pixels"):
         judge(trained, multicrop=True)
+    with pytest.raises(ConfigError, match="--mirrored is not for digits-similarity: flip=False: the network was not"):
+        judge(trained, mirrored=True)
     with pytest.raises(ConfigError, match="this network sees digits at 8 x 8; train affnist-similarity"):
         judge(trained, affine=True)
     with pytest.raises(ConfigError, match="--overlapping is for digits on a canvas of 40 x 40"):
@@ -154,7 +188,7 @@ def test_beyond_sets_networks_side_by_side(monkeypatch: pytest.MonkeyPatch, caps
     assert [[name for name, _ in row] for row in rows] == [names] * 4
     assert [row[0][1].title for row in rows] == [row[1][1].title for row in rows]
     assert len({row[0][1].title for row in rows}) == 4
-    options = dict.fromkeys(("affine", "overlapping", "multicrop", "robust"), False)
+    options = dict.fromkeys(("affine", "overlapping", "multicrop", "mirrored", "robust"), False)
     run_evaluation(None, None, data=None, **options, beyond=True, out=None, as_json=False, threads=1)
     printed = capsys.readouterr().out
     for row in rows:

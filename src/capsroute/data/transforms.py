@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from capsroute.data import chimera, light
@@ -156,6 +157,17 @@ class Transform:
         windows = [steps._prepare(split.images, chosen, top + down, left + right, None) for down, right in offsets]
         return torch.from_numpy(np.stack(windows, axis=1))
 
+    def mirrored(self, images: Float[Tensor, "*b C h w"]) -> Float[Tensor, "*b C h w"]:
+        """Prepared images as a mirror shows them: what `flip` does to half of them in training."""
+        if not self.flip:
+            raise ValueError("flip=False: the network was not trained on mirrored images")
+        return images.flip(-1) if self._cameras > 0 else images.flip(-1, -3)
+
+    @property
+    def _cameras(self) -> int:
+        """The order of the cameras in a mirror, as the step of a slice."""
+        return -1 if self.flip == "stereo" else 1
+
     def _corners(
         self, images: Images, count: int, draws: Counter | None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -192,8 +204,7 @@ class Transform:
             pixels = windows(images.stored, rows, top, left, side, self.fill)
         if draws is not None and self.flip:
             turned = draws.uniform(Draw.FLIP) < 0.5
-            cameras = slice(None, None, -1 if self.flip == "stereo" else 1)
-            pixels[turned] = pixels[turned][:, cameras, :, ::-1]
+            pixels[turned] = pixels[turned][:, :: self._cameras, :, ::-1]
         out = pixels.astype(np.float32)
         slope, offset = self._levels(images, rows, out, draws)
         out *= slope.astype(np.float32)[:, :, None, None]

@@ -55,6 +55,7 @@ def run_evaluation(
     affine: bool,
     overlapping: bool,
     multicrop: bool,
+    mirrored: bool,
     robust: bool,
     beyond: bool,
     out: Path | None,
@@ -62,7 +63,14 @@ def run_evaluation(
     threads: int | None,
 ) -> None:
     """`capsroute evaluate`."""
-    if beyond and (run is not None or pretrained is not None or affine or overlapping or multicrop or robust):
+    asked = {
+        "affine": affine,
+        "overlapping": overlapping,
+        "multicrop": multicrop,
+        "mirrored": mirrored,
+        "robust": robust,
+    }
+    if beyond and (run is not None or pretrained is not None or any(asked.values())):
         raise ConfigError("--beyond knows which networks to compare, and on what: pass it alone")
     if not beyond and (run is None) == (pretrained is None):
         raise ConfigError("pass either a run's folder or --pretrained NAME")
@@ -74,7 +82,7 @@ def run_evaluation(
         _print_beyond(data, as_json)
         return
     trained = load_trained(pretrained or str(run), data)
-    verdicts = judge(trained, affine=affine, overlapping=overlapping, multicrop=multicrop, robust=robust, data_dir=data)
+    verdicts = judge(trained, **asked, data_dir=data)
     folder = out or (Path("evaluation") / str(pretrained) if run is None else run / "evaluation")
     drawn = draw(verdicts[0], trained.dataset.classes, folder)
     if as_json:

@@ -49,10 +49,12 @@ def predict(
     batch_size: int = 128,
     fabric: Fabric | None = None,
     crops: Sequence[tuple[int, int]] = (),
+    mirrored: bool = False,
 ) -> Predictions:
     """Run a network over a split; ranks share the work and all get the result.
 
-    With `crops`, the class shares (softmax) of windows that far from the centre are averaged.
+    With `crops`, the class shares (softmax) of windows that far from the centre are averaged; with `mirrored`, those of
+    each image and its mirror image.
     """
     rank, world = (0, 1) if fabric is None else (fabric.global_rank, fabric.world_size)
     loader = Loader(split, transform, batch_size=batch_size, train=False, rank=rank, world_size=world)
@@ -63,8 +65,10 @@ def predict(
     for number, batch in enumerate(loader.epoch(0)):
         first = number * loader.global_batch
         rows = torch.arange(first, min(first + loader.global_batch, len(split)))[rank::world]
-        if crops:
-            logits = _over_crops(net, transform.crops(split, rows.numpy(), crops).to(device))
+        if crops or mirrored:
+            views = transform.crops(split, rows.numpy(), crops) if crops else batch.images[:, None]
+            views = torch.cat([views, transform.mirrored(views)], 1) if mirrored else views
+            logits = _over_views(net, views.to(device))
         else:
             logits = _logits(net, batch.images.to(device), fabric)
         if found is None:
@@ -90,10 +94,10 @@ def _logits(net: nn.Module, images: Tensor, fabric: Fabric | None) -> Tensor:
     return logits
 
 
-def _over_crops(net: nn.Module, crops: Float[Tensor, "B k F H W"]) -> Float[Tensor, "B K"]:
+def _over_views(net: nn.Module, views: Float[Tensor, "B k F H W"]) -> Float[Tensor, "B K"]:
     """The logarithm of the mean share: after cross-entropy all activations may be near one, which says nothing."""
-    logits = net(crops.flatten(0, 1)).logits.unflatten(0, crops.shape[:2])
-    shares: Tensor = logits.double().log_softmax(-1).logsumexp(1) - math.log(crops.shape[1])
+    logits = net(views.flatten(0, 1)).logits.unflatten(0, views.shape[:2])
+    shares: Tensor = logits.double().log_softmax(-1).logsumexp(1) - math.log(views.shape[1])
     return shares
 
 

@@ -74,6 +74,7 @@ def judge(
     affine: bool = False,
     overlapping: bool = False,
     multicrop: bool = False,
+    mirrored: bool = False,
     robust: bool = False,
     data_dir: Path | None = None,
 ) -> list[Verdict]:
@@ -85,6 +86,12 @@ def judge(
             verdicts.append(_judge(net, f"{title}, 13 crops", test, transform, THIRTEEN_CROPS))
         except ValueError as error:
             raise ConfigError(f"--multicrop is not for {trained.config.data.name}: {error}") from error
+    if mirrored:
+        try:
+            found = predict(net, test, transform, mirrored=True)
+        except ValueError as error:
+            raise ConfigError(f"--mirrored is not for {trained.config.recipe}: {error}") from error
+        verdicts.append(Verdict(f"{title}, with its mirror image", test, transform, found))
     if robust:
         verdicts += [_judge(net, f"{title}, {how}", relit(test, *light), transform) for how, light in LIGHTS.items()]
         room = 0 if transform.crop is None else (test.images.shape[2] - transform.crop) // 2
