@@ -45,7 +45,11 @@ def _tell(number: int, trainer: loop.Trainer) -> None:
     print(f"fold {number}, new toys by epoch: {', '.join(curve)}", flush=True)
     assert trainer.held is not None
     material, classes = trainer.material, trainer.material.dataset.classes
-    taken = confusion(predict(trainer.learner.candidate, trainer.held, material.transform)).tolist()
+    net = trainer.learner.candidate
+    if material.transform.flip:
+        both = predict(net, trainer.held, material.transform, mirrored=True)
+        print(f"fold {number}, with the mirror image: {both.error:.2f} %", flush=True)
+    taken = confusion(predict(net, trainer.held, material.transform)).tolist()
     wrong = sorted(((n, a, b) for a, row in enumerate(taken) for b, n in enumerate(row) if n and a != b), reverse=True)
     mistakes = ", ".join(f"{classes[a]} for {classes[b]} {n}" for n, a, b in wrong)
     print(f"fold {number}, taken for another of {len(trainer.held):,}: {mistakes or 'none'}", flush=True)
