@@ -18,11 +18,7 @@ NAMES = {
     for routing in (*ROUTINGS, "cnn")
     for deep in ("", "-deep")
     if not (deep and data == "digits")
-} | {
-    f"{data}-{kind}"
-    for data in ("smallnorb", "smallnorb-mono")
-    for kind in (*(f"{routing}-{more}" for more in ("fine", "long") for routing in ROUTINGS), "cnn-long")
-}
+} | {f"{data}-{routing}-fine" for data in ("smallnorb", "smallnorb-mono") for routing in ROUTINGS}
 
 
 def test_one_recipe_for_each_data_set_and_routing() -> None:
@@ -44,17 +40,6 @@ def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:
     config = recipe(f"smallnorb-{kind}")
     size = {"image_size": config.data.transform["crop"], "in_channels": 2, "classes": 5}
     assert 60_000 < count_parameters(pretrained.build({**config.model, **size}), routing=True) < 100_000
-
-
-@pytest.mark.parametrize("routing", [*ROUTINGS, "cnn"])
-def test_long_recipes_are_deep_ones_with_joined_toys_and_more_epochs(routing: str) -> None:
-    deep, long = (recipe(f"smallnorb-{routing}-{kind}").to_dict() for kind in ("deep", "long"))
-    assert {line.partition(":")[0] for line in differences(deep, long)} == {
-        "recipe",
-        "epochs",
-        "record_from",
-        "data.transform.chimera",
-    }
 
 
 @pytest.mark.parametrize("routing", ["similarity", "connectionist"])
@@ -148,7 +133,7 @@ def test_mixed_images_are_not_reconstructed() -> None:
 def test_unknown_recipe() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"'minst-em' \(did you mean 'mnist-em'\?\); .* cnn, or ROUTING-deep, on smallNORB also .* ROUTING-long$",
+        match=r"'minst-em' \(did you mean 'mnist-em'\?\); .* cnn, or ROUTING-deep, on smallNORB also ROUTING-fine$",
     ):
         recipe("minst-em")
 

@@ -6,7 +6,7 @@ tenth of the training set for validation, parameters recorded from the tenth epo
 `<data set>-<routing>-deep` is what did best in short runs (docs/experiments.md): convolutions before fewer capsules,
 images turned and stretched, 20 epochs (40 on smallNORB). `<data set>-cnn-deep` has no capsules and is trained likewise.
 `smallnorb-<routing>-fine` is the same on images as they were taken, 96 x 96, with one more convolution before and toys
-joined from two, 30 epochs. `smallnorb-<routing>-long` is `-deep` with toys joined from two and 140 epochs.
+joined from two, 30 epochs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform"
 KINDS = (
     *(f"{routing}{deep}" for deep in ("", "-deep") for routing in (*ROUTINGS, "cnn")),
     *(f"{routing}-fine" for routing in ROUTINGS),
-    *(f"{routing}-long" for routing in (*ROUTINGS, "cnn")),
 )
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
@@ -88,7 +87,7 @@ MAPS: dict[str, dict[str, Any]] = {
 def _recipe(data: str, kind: str) -> Config:
     """Data set defaults and routing defaults."""
     routing, _, deep = kind.partition("-")
-    trunk = {"": {}, "deep": DEEP, "fine": FINE, "long": DEEP}[deep]
+    trunk = {"": {}, "deep": DEEP, "fine": FINE}[deep]
     model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **trunk}
     loss = LossConfig()
     if routing == "cnn":
@@ -110,8 +109,6 @@ def _recipe(data: str, kind: str) -> Config:
         config = _for_new_toys(config)
     if deep == "fine":
         config = _fine(config)
-    if deep == "long":
-        config = _long(config)
     return _small(config) if data == "digits" else config
 
 
@@ -150,12 +147,6 @@ def _fine(config: Config) -> Config:
     return replace(config, data=fine, epochs=30, record_from=30)
 
 
-def _long(config: Config) -> Config:
-    """Two hours on one core: published runs of capsules on smallNORB have hundreds of epochs."""
-    joined = replace(config.data, transform={**config.data.transform, "chimera": _FINE_TOYS["chimera"]})
-    return replace(config, data=joined, epochs=140, record_from=140)
-
-
 def _small(config: Config) -> Config:
     """A run of a minute or two, for a first look; the rate and its schedule were chosen on the validation split."""
     model = {**config.model, "parameters": 13_000} if config.model["network"] == "ConvNet" else config.model
@@ -177,7 +168,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
     for data in DATA
     for kind in KINDS
     if (data != "digits" or "-" not in kind)  # 8 x 8 pixels have no room for it
-    and (data.startswith("smallnorb") or not kind.endswith(("-fine", "-long")))
+    and (data.startswith("smallnorb") or "-fine" not in kind)
 }
 DEFAULT = "digits-similarity"
 
@@ -193,6 +184,6 @@ def recipe(name: str = DEFAULT, **values: Any) -> Config:
         raise ConfigError(
             f"unknown recipe {name!r}{nearest(name, RECIPES)}; recipes are named DATA-ROUTING, with DATA one of "
             f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))}, or ROUTING-deep, on "
-            f"smallNORB also ROUTING-fine and ROUTING-long"
+            f"smallNORB also ROUTING-fine"
         )
     return RECIPES[name]().with_values(**values)
