@@ -82,7 +82,10 @@ def evaluate(
     mirrored: Annotated[bool, typer.Option("--mirrored", help="Also averaged with the mirror image.")] = False,
     robust: Annotated[bool, typer.Option("--robust", help="Also under other light, and with the crop moved.")] = False,
     beyond: Annotated[
-        bool, typer.Option("--beyond", help="All of these for shipped networks, beside the CNN of their size.")
+        bool,
+        typer.Option(
+            "--beyond", help="Affine, overlapping and robust for shipped networks, beside the CNN of their size."
+        ),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Where pictures go; RUN/evaluation unless told.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,

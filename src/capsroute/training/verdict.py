@@ -88,10 +88,9 @@ def judge(
             raise ConfigError(f"--multicrop is not for {trained.config.data.name}: {error}") from error
     if mirrored:
         try:
-            found = predict(net, test, transform, mirrored=True)
+            verdicts.append(_judge(net, f"{title}, with its mirror image", test, transform, mirrored=True))
         except ValueError as error:
             raise ConfigError(f"--mirrored is not for {trained.config.recipe}: {error}") from error
-        verdicts.append(Verdict(f"{title}, with its mirror image", test, transform, found))
     if robust:
         verdicts += [_judge(net, f"{title}, {how}", relit(test, *light), transform) for how, light in LIGHTS.items()]
         room = 0 if transform.crop is None else (test.images.shape[2] - transform.crop) // 2
@@ -130,9 +129,14 @@ def relit(split: Split, contrast: float, brightness: float) -> Split:
 
 
 def _judge(
-    net: nn.Module, title: str, split: Split, transform: Transform, crops: Sequence[tuple[int, int]] = ()
+    net: nn.Module,
+    title: str,
+    split: Split,
+    transform: Transform,
+    crops: Sequence[tuple[int, int]] = (),
+    mirrored: bool = False,
 ) -> Verdict:
-    return Verdict(title, split, transform, predict(net, split, transform, crops=crops))
+    return Verdict(title, split, transform, predict(net, split, transform, crops=crops, mirrored=mirrored))
 
 
 def _on_canvas(trained: Trained, asked: str, data_dir: Path | None) -> Verdict:
