@@ -25,6 +25,15 @@ def test_cross_entropy_is_a_softmax_over_logits():
     assert both == pytest.approx(sum(alone) / 2, abs=1e-6)
 
 
+def test_bounded_compares_activations():
+    caps = classes([0.2, 0.7, 0.5])
+    expected = math.log(sum(math.exp(a) for a in (0.2, 0.7, 0.5))) - 0.7
+    assert losses.bounded(caps, torch.tensor([1])).item() == pytest.approx(expected, abs=1e-6)
+    both = losses.bounded(caps, torch.tensor([[0, 1]])).item()
+    alone = [losses.bounded(caps, torch.tensor([k])).item() for k in (0, 1)]
+    assert both == pytest.approx(sum(alone) / 2, abs=1e-6)
+
+
 def test_spread():
     caps = classes([0.9, 0.5, 0.1], [0.2, 0.1, 0.8])
     m = 0.6

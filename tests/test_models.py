@@ -10,7 +10,7 @@ import torch
 import capsroute as cr
 from capsroute import models
 from capsroute.errors import RunError
-from capsroute.models import ConvNet, count_parameters
+from capsroute.models import CapsNet, ConvNet, count_parameters
 from capsroute.pretrained import load
 from capsroute.routing import ROUTINGS
 from capsroute.testing import assert_capsules_close, assert_equivariant, random_capsules
@@ -149,6 +149,27 @@ def test_batch_norm_of_capsules_centres_each_pose_element_and_logit():
         norm(caps)
     assert_capsules_close(norm.eval()(caps), norm.train()(caps), 1e-2)
     assert net(torch.randn(2, 1, 16, 16)).logits.shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        cr.CapsNet(image_size=16, stem=(8, 3, 2), capsules=((4, 3, 1),), class_norm=True),
+        ConvNet(image_size=16, parameters=2000, class_norm=True),
+    ],
+)
+def test_class_norm_centres_each_logit_over_the_batch_and_remembers(net: CapsNet | ConvNet) -> None:
+    images = torch.randn(32, 1, 16, 16)
+    caps = net.train()(images)
+    torch.testing.assert_close(caps.logits.mean(0), torch.zeros(5), rtol=0, atol=1e-4)
+    torch.testing.assert_close(caps.logits.var(0, unbiased=False), torch.ones(5), rtol=0.05, atol=0)
+    torch.testing.assert_close(caps.activations, caps.logits.sigmoid())
+    assert net.class_norm is not None
+    for _ in range(100):
+        net.class_norm(5 * torch.randn(64, 5) + 3)
+    logits = net.class_norm(torch.full((1, 5), 8.0))
+    torch.testing.assert_close(logits, torch.ones(1, 5), rtol=0, atol=0.2)  # one image alone: by what was seen before
+    torch.testing.assert_close(net.class_norm.eval()(torch.full((1, 5), 8.0)), logits)
 
 
 def test_decoder_draws_the_chosen_class():

@@ -26,11 +26,25 @@ def targets(labels: Int[Tensor, "B *n"], classes: int) -> Float[Tensor, "B K"]:
 
 def cross_entropy(caps: Capsules, labels: Int[Tensor, "B *n"], smoothing: float = 0.0) -> Float[Tensor, ""]:
     """Cross-entropy of a softmax over the class logits; several labels share the target equally."""
-    logits = _logits(caps)
+    return _softmax_loss(_logits(caps), labels, smoothing)
+
+
+def bounded(caps: Capsules, labels: Int[Tensor, "B *n"]) -> Float[Tensor, ""]:
+    """Cross-entropy of a softmax over the class *activations*, as in the code of De Sousa Ribeiro et al. (2020).
+
+    Activations lie between 0 and 1, so no image is ever done with and none can cost much: it is nearly linear in
+    them. With `class_norm` that asks for views of a class to be alike, not for any of them to be far from the rest.
+    """
+    return _softmax_loss(caps.activations, labels)
+
+
+def _softmax_loss(
+    scores: Float[Tensor, "B K"], labels: Int[Tensor, "B *n"], smoothing: float = 0.0
+) -> Float[Tensor, ""]:
     if labels.dim() == 1:
-        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    wanted = targets(labels, logits.shape[1])
-    return F.cross_entropy(logits, wanted / wanted.sum(1, keepdim=True), label_smoothing=smoothing)
+        return F.cross_entropy(scores, labels, label_smoothing=smoothing)
+    wanted = targets(labels, scores.shape[1])
+    return F.cross_entropy(scores, wanted / wanted.sum(1, keepdim=True), label_smoothing=smoothing)
 
 
 def spread(caps: Capsules, labels: Int[Tensor, "B"], margin: float = 0.9) -> Float[Tensor, ""]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsroute.capsules import Capsules
 from capsroute.geometry import output_space
 from capsroute.layers import CapsuleLayer, ConvCapsules2d, DenseCapsules, Fused, PrimaryCapsules, pose_shape
-from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, PoseNorm
+from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, ClassNorm, PoseNorm
 from capsroute.routing import LayerShape, Routing, RoutingFactory, by_name, resolve
 from capsroute.routing.tiling import DEFAULT_BUDGET
 from capsroute.votes import Start
@@ -53,6 +53,7 @@ class CapsNet(nn.Module):
         normalise: votes by W / ||W||_F (eq. 1).
         pose_norm: between layers, `scale` divides poses by their root mean square for each type; `batch` subtracts the
             mean of each pose element and logit and divides by its deviation (variational routing's).
+        class_norm: the same of the class logits; goes with the bounded loss.
         capsule_dropout: share of the capsules that each layer does not hear of in training: their activation is zero.
         share_routing: one routing module for the whole network ("either for each layer or each network").
         faithful: nothing that the paper does not mention: no pose norm, weights start as noise, beta_3 at zero.
@@ -76,6 +77,7 @@ class CapsNet(nn.Module):
         shared_class_weights: bool | None = None,
         normalise: bool = True,
         pose_norm: Literal["scale", "batch"] | None = "scale",
+        class_norm: bool = False,
         weight_start: Start = "identity",
         capsule_dropout: float = 0.0,
         share_routing: bool = False,
@@ -138,6 +140,7 @@ class CapsNet(nn.Module):
         )
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList([self._norm(pose_norm, layer.in_channels) for layer in layers])
+        self.class_norm = ClassNorm(classes) if class_norm else None
         self.decoder = Decoder(classes, self.pose, in_channels, self.image_size, decoder) if decoder else None
 
     def _norm(self, kind: Literal["scale", "batch"] | None, types: int) -> nn.Module:
@@ -162,7 +165,13 @@ class CapsNet(nn.Module):
             if self.training and self.capsule_dropout:
                 caps = _without_some(caps, self.capsule_dropout)
             caps = layer(caps, norm.scale(caps.poses)) if isinstance(norm, PoseNorm) else layer(norm(caps))
-        return caps
+        return self.verdict(caps)
+
+    def verdict(self, caps: Capsules) -> Capsules:
+        """The class capsules as they leave the network, from those of the last layer."""
+        if self.class_norm is None:
+            return caps
+        return Capsules.from_logits(caps.poses, self.class_norm(caps.logits))
 
     def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
         return self.route(self.primary_capsules(images))
@@ -276,7 +285,13 @@ class ConvNet(nn.Module):
     """
 
     def __init__(
-        self, *, image_size: int | Sequence[int] = 32, in_channels: int = 1, classes: int = 5, parameters: int = 86_408
+        self,
+        *,
+        image_size: int | Sequence[int] = 32,
+        in_channels: int = 1,
+        classes: int = 5,
+        parameters: int = 86_408,
+        class_norm: bool = False,
     ) -> None:
         super().__init__()
         self.config = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
@@ -292,9 +307,12 @@ class ConvNet(nn.Module):
             nn.Flatten(),
             nn.Linear(8 * width, classes),
         )
+        self.class_norm = ClassNorm(classes) if class_norm else None
 
     def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
         scores = self.net(images)
+        if self.class_norm is not None:
+            scores = self.class_norm(scores)
         return Capsules.from_logits(scores[..., None, None], scores)
 
 

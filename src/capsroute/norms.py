@@ -68,15 +68,34 @@ class CapsuleBatchNorm(nn.Module):
 
     def forward(self, caps: Capsules) -> Capsules:
         assert caps.logits is not None
-        poses = self._by_channel(self.poses, caps.poses.flatten(-3)).view_as(caps.poses)
-        return Capsules.from_logits(poses, self._by_channel(self.logits, caps.logits))
+        poses = _by_channel(self.poses, caps.poses.flatten(-3)).view_as(caps.poses)
+        return Capsules.from_logits(poses, _by_channel(self.logits, caps.logits))
 
-    @staticmethod
-    def _by_channel(norm: BatchNorm2d, values: Float[Tensor, "B *S C"]) -> Float[Tensor, "B *S C"]:
-        """The norm of channels that come last; they stay last in memory."""
-        batch, channels = values.shape[0], values.shape[-1]
-        normed: Tensor = norm(values.reshape(batch, -1, 1, channels).permute(0, 3, 1, 2))
-        return normed.permute(0, 2, 3, 1).reshape(values.shape)
+
+class ClassNorm(nn.Module):
+    """Each class logit minus its mean over the batch, over its deviation (De Sousa Ribeiro et al. 2020).
+
+    Nothing is learned, so no class can be made to stand out but by views of it that are alike.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.norm = BatchNorm2d(classes, affine=False)
+
+    def forward(self, logits: Float[Tensor, "*B K"]) -> Float[Tensor, "*B K"]:
+        if self.training and not _several_ranks() and len(logits) == 1:
+            # one image has no deviation; what was seen before has
+            assert self.norm.running_mean is not None
+            assert self.norm.running_var is not None
+            return (logits - self.norm.running_mean) * torch.rsqrt(self.norm.running_var + self.norm.eps)
+        return _by_channel(self.norm, logits)
+
+
+def _by_channel(norm: BatchNorm2d, values: Float[Tensor, "B *S C"]) -> Float[Tensor, "B *S C"]:
+    """The norm of channels that come last; they stay last in memory."""
+    batch, channels = values.shape[0], values.shape[-1]
+    normed: Tensor = norm(values.reshape(batch, -1, 1, channels).permute(0, 3, 1, 2))
+    return normed.permute(0, 2, 3, 1).reshape(values.shape)
 
 
 class _SumOfSquares(torch.autograd.Function):

@@ -19,9 +19,12 @@ def small(routing, **options):
     ).eval()
 
 
+@pytest.mark.parametrize("class_norm", [False, True])
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_the_last_state_is_the_networks_output(routing):
-    net, images = small(routing), torch.rand(2, 1, 9, 9)
+def test_the_last_state_is_the_networks_output(routing, class_norm):
+    net, images = small(routing, class_norm=class_norm), torch.rand(2, 1, 9, 9)
+    if class_norm:
+        net.class_norm.norm.running_mean.copy_(torch.tensor([1.0, -2.0, 3.0]))
     layers = trace(net, images)
     caps = net(images)
     np.testing.assert_allclose(layers[-1].logits[-1, :, 0], caps.logits.detach(), rtol=1e-4, atol=1e-5)

@@ -18,7 +18,14 @@ NAMES = {
     for routing in (*ROUTINGS, "cnn")
     for deep in ("", "-deep")
     if not (deep and data == "digits")
-} | {f"{data}-{routing}-fine" for data in ("smallnorb", "smallnorb-mono") for routing in ROUTINGS}
+} | {
+    f"{data}-{kind}"
+    for data in ("smallnorb", "smallnorb-mono")
+    for kind in (
+        *(f"{routing}-{rest}" for rest in ("fine", "fine-bounded", "deep-bounded") for routing in ROUTINGS),
+        "cnn-deep-bounded",
+    )
+}
 
 
 def test_one_recipe_for_each_data_set_and_routing() -> None:
@@ -34,7 +41,11 @@ def test_round_trip_through_json(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*(f"{routing}-{deep}" for deep in ("deep", "fine") for routing in ROUTINGS), "cnn-deep"]
+    "kind",
+    [
+        *(f"{routing}-{deep}{more}" for deep in ("deep", "fine") for more in ("", "-bounded") for routing in ROUTINGS),
+        *("cnn-deep", "cnn-deep-bounded"),
+    ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:
     config = recipe(f"smallnorb-{kind}")
@@ -105,7 +116,7 @@ def test_settings_change_one_entry_each() -> None:
         ("optimizer=3", "'optimizer' has several entries; set one of optimizer.name, "),
         ("data.options=3", "data.options=3: takes named entries; set data.options.NAME=value"),
         ("optimizer.betas=0.9", r"optimizer.betas=0.9: write 2 values as \[a, b\]"),
-        ("loss.name=spred", "loss.name='spred': choose one of cross_entropy, spread, margin"),
+        ("loss.name=spred", "loss.name='spred': choose one of cross_entropy, spread, margin, bounded"),
         ("precision=16", "precision='16': choose one of 32, medium, bf16"),
         ("ema=1", "ema=1.0: must be between 0 and 1"),
         ("schedule.warmup=-1", "schedule.warmup=-1.0: must be not negative"),
@@ -133,7 +144,7 @@ def test_mixed_images_are_not_reconstructed() -> None:
 def test_unknown_recipe() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"'minst-em' \(did you mean 'mnist-em'\?\); .* cnn, or ROUTING-deep, on smallNORB also ROUTING-fine$",
+        match=r"'minst-em' \(did you mean 'mnist-em'\?\); .* cnn, or ROUTING-deep, on smallNORB also ROUTING-fine, .*",
     ):
         recipe("minst-em")
 

@@ -200,6 +200,7 @@ def test_medium_precision_is_set_for_its_run_alone() -> None:
         ("loss.smoothing=0.1",),
         ("optimizer.name=adamw",),
         ("model.pose_norm=batch",),
+        ("loss.name=bounded", "model.class_norm=true"),
     ],
 )
 def test_other_losses_and_optimizers_learn(settings: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,9 @@ def trace(net: CapsNet, images: Tensor) -> list[LayerTrace]:
             assert isinstance(layer, CapsuleLayer)
             traced, caps = _trace_layer(layer, norm(caps))
             found.append(traced)
+        if network.class_norm is not None:
+            logits = network.class_norm(torch.from_numpy(found[-1].logits))
+            found[-1] = replace(found[-1], logits=logits.numpy())
     network.train(was_training)
     return found
 

@@ -45,14 +45,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Cross-entropy on logits, spread (Hinton et al. 2018) or margin (Sabour et al. 2017).
+    """Cross-entropy on logits, spread (Hinton et al. 2018), margin (Sabour et al. 2017), or bounded: on activations.
 
     `margin` fixes the spread loss's margin; None lets it grow by the authors' schedule, stretched over the run.
     `reconstruction` weighs the squared error of the decoder's drawing (0.0005 in Sabour et al.). `mixup` and `cutmix`
     are the shares of batches in which pairs of images are made into one, with the loss of both labels.
     """
 
-    name: Literal["cross_entropy", "spread", "margin"] = "cross_entropy"
+    name: Literal["cross_entropy", "spread", "margin", "bounded"] = "cross_entropy"
     smoothing: float = 0.0
     margin: float | None = None
     reconstruction: float = 0.0

@@ -34,7 +34,7 @@ def routing_health(net: nn.Module, images: Float[Tensor, "B F H W"]) -> list[dic
         seen = norm(caps)
         assert isinstance(layer, CapsuleLayer)
         entropies = [coupling_entropy(state.coupling) for state in layer.trace(seen)]
-        caps = layer(seen)
+        caps = layer(seen) if layer is not net.layers[-1] else net.verdict(layer(seen))
         most = caps.activations.flatten(0, -2).amax(0)
         found.append(
             {

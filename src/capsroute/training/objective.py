@@ -47,6 +47,8 @@ class Objective(nn.Module):
             return losses.spread(caps, labels, self.margin_at(step) if margin is None else margin)
         if self.config.name == "margin":
             return losses.margin(caps, labels)
+        if self.config.name == "bounded":
+            return losses.bounded(caps, labels)
         return losses.cross_entropy(caps, labels, self.config.smoothing)
 
     def margin_at(self, step: int) -> float:
