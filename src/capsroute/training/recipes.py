@@ -8,6 +8,8 @@ images turned and stretched, 20 epochs (40 on smallNORB). `<data set>-cnn-deep` 
 `smallnorb-<routing>-fine` is the same on images as they were taken, 96 x 96, with one more convolution before and toys
 joined from two, 30 epochs. `smallnorb-<routing>-deep-bounded` and `-fine-bounded` differ in the loss, bounded, of class
 logits that are normed, without mixup; and images are not standardised one by one.
+`smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
+loss, and of random changes crops alone.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ KINDS = (
     *(f"{routing}-fine" for routing in ROUTINGS),
     *(f"{routing}-deep-bounded" for routing in (*ROUTINGS, "cnn")),
     *(f"{routing}-fine-bounded" for routing in ROUTINGS),
+    *(f"{routing}-crops" for routing in ROUTINGS),
 )
-TOYS_ALONE = ("-fine", "-bounded")  # kinds that are made for smallNORB
+TOYS_ALONE = ("-fine", "-bounded", "-crops")  # kinds that are made for smallNORB
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
 SMALL: dict[str, Any] = {"stem": [32, 5, 1], "stem_padding": 1, "primary": 4, "capsules": [[8, 3, 2]]}
@@ -92,14 +95,14 @@ def _recipe(data: str, kind: str) -> Config:
     """Data set defaults and routing defaults."""
     routing, _, rest = kind.partition("-")
     deep, _, bounded = rest.partition("-")
-    trunk = {"": {}, "deep": DEEP, "fine": FINE}[deep]
+    trunk = {"": {}, "deep": DEEP, "fine": FINE, "crops": {}}[deep]
     model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **trunk}
     loss = LossConfig()
     if routing == "cnn":
         model = {"network": "ConvNet", **(DEEP_CNN if deep else {})}
     elif data == "digits":
         model |= SMALL
-    if routing == "connectionist" and deep:
+    if routing == "connectionist" and trunk:
         model["capsules"] = [[8, 3, 2]]  # an LSTM for each vote: at every second place, for time
     if routing == "em":
         model |= EM
@@ -108,6 +111,8 @@ def _recipe(data: str, kind: str) -> Config:
     if data == "multimnist" and routing != "cnn":
         loss = LossConfig("margin")
     config = Config(recipe=f"{data}-{kind}", data=DATA[data], model=model, loss=loss)
+    if deep == "crops":
+        return _crops(config)
     if deep:
         config = _deep(config, MAPS.get(data, {}))
     if deep and config.data.name == "smallnorb":
@@ -165,6 +170,29 @@ def _bounded(config: Config) -> Config:
         data=replace(config.data, transform={**config.data.transform, **light}),
         model={**config.model, "class_norm": True},
         loss=LossConfig("bounded"),
+    )
+
+
+def _crops(config: Config) -> Config:
+    """As De Sousa Ribeiro et al. (2020) trained variational routing, but for the schedule and averaged weights."""
+    model: dict[str, Any] = {
+        "coordinate_addition": True,
+        "normalise": False,
+        "pose_norm": "batch",
+        "class_norm": True,
+    }
+    if config.model["routing"] == "em":
+        model["routing_options"] = {**EM["routing_options"], "competition": "window"}  # as theirs
+    plain = {"crop": 32, "standardise": "crop", "brightness": 0, "contrast": 0}
+    return replace(
+        config,
+        data=replace(config.data, transform={**config.data.transform, **plain}),
+        model={**config.model, **model},
+        loss=LossConfig("bounded"),
+        schedule=ScheduleConfig("cosine"),
+        epochs=100,
+        ema=0.999,
+        record_from=100,
     )
 
 
