@@ -22,7 +22,7 @@ NAMES = {
     f"{data}-{kind}"
     for data in ("smallnorb", "smallnorb-mono")
     for kind in (
-        *(f"{routing}-{rest}" for rest in ("fine", "fine-bounded", "deep-bounded", "crops") for routing in ROUTINGS),
+        *(f"{routing}-{rest}" for rest in ("fine", "deep-bounded", "crops") for routing in ROUTINGS),
         "cnn-deep-bounded",
     )
 }
@@ -43,7 +43,7 @@ def test_round_trip_through_json(name: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(f"{routing}-{deep}{more}" for deep in ("deep", "fine") for more in ("", "-bounded") for routing in ROUTINGS),
+        *(f"{routing}-{rest}" for rest in ("deep", "fine", "deep-bounded") for routing in ROUTINGS),
         *("cnn-deep", "cnn-deep-bounded", "similarity-crops", "em-crops"),
     ],
 )

@@ -6,8 +6,8 @@ tenth of the training set for validation, parameters recorded from the tenth epo
 `<data set>-<routing>-deep` is what did best in short runs (docs/experiments.md): convolutions before fewer capsules,
 images turned and stretched, 20 epochs (40 on smallNORB). `<data set>-cnn-deep` has no capsules and is trained likewise.
 `smallnorb-<routing>-fine` is the same on images as they were taken, 96 x 96, with one more convolution before and toys
-joined from two, 30 epochs. `smallnorb-<routing>-deep-bounded` and `-fine-bounded` differ in the loss, bounded, of class
-logits that are normed, without mixup; and images are not standardised one by one.
+joined from two, 30 epochs. `smallnorb-<routing>-deep-bounded` has another loss, bounded, of class logits that are
+normed, without mixup; and images are not standardised one by one.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -43,7 +43,6 @@ KINDS = (
     *(f"{routing}{deep}" for deep in ("", "-deep") for routing in (*ROUTINGS, "cnn")),
     *(f"{routing}-fine" for routing in ROUTINGS),
     *(f"{routing}-deep-bounded" for routing in (*ROUTINGS, "cnn")),
-    *(f"{routing}-fine-bounded" for routing in ROUTINGS),
     *(f"{routing}-crops" for routing in ROUTINGS),
 )
 TOYS_ALONE = ("-fine", "-bounded", "-crops")  # kinds that are made for smallNORB
@@ -233,6 +232,6 @@ def recipe(name: str = DEFAULT, **values: Any) -> Config:
         raise ConfigError(
             f"unknown recipe {name!r}{nearest(name, RECIPES)}; recipes are named DATA-ROUTING, with DATA one of "
             f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))}, or ROUTING-deep, on "
-            f"smallNORB also ROUTING-fine, ROUTING-deep-bounded and ROUTING-fine-bounded"
+            f"smallNORB also ROUTING-fine, ROUTING-deep-bounded and ROUTING-crops"
         )
     return RECIPES[name]().with_values(**values)
