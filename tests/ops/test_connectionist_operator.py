@@ -219,7 +219,7 @@ def test_bfloat16_products_keep_two_digits(name, bfloat16):
     for key, value in fused_step(layer, caps).items():
         distance, size = float((value - exact[key]).norm()), float(exact[key].norm())
         # the bias of f's output moves all scores alike: its gradient is zero but for rounding
-        assert distance <= max(2e-2 * size, 1e-6), f"{key}: {distance:.3g} of {size:.3g}"
+        assert distance <= max(2e-2 * size, 1e-5), f"{key}: {distance:.3g} of {size:.3g}"
 
 
 @pytest.mark.parametrize("wide", [32, 64])

@@ -84,7 +84,8 @@ CAPSROUTE_INLINE Vec nearest(Vec x, IntVec* bits) {
 #else
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: beyond it, floats are whole
   const Vec shifted = x + kRound;
-  *bits = reinterpret_cast<IntVec>(shifted);
+  // of a NaN, zero: its low bits, which may be anything, would make a number of it in exp2
+  *bits = reinterpret_cast<IntVec>(shifted) & reinterpret_cast<IntVec>(shifted == shifted);
   return shifted - kRound;
 #endif
 }
