@@ -173,7 +173,7 @@ def _bounded(config: Config) -> Config:
 
 
 def _crops(config: Config) -> Config:
-    """As De Sousa Ribeiro et al. (2020) trained variational routing, but for the schedule and averaged weights."""
+    """Trunk, preparation, norms and loss of De Sousa Ribeiro et al. (2020); rate, schedule and average are ours."""
     model: dict[str, Any] = {
         "coordinate_addition": True,
         "normalise": False,
