@@ -199,6 +199,7 @@ def test_medium_precision_is_set_for_its_run_alone() -> None:
         ("loss.name=spread", "loss.margin=0.5"),
         ("loss.smoothing=0.1",),
         ("optimizer.name=adamw",),
+        ("optimizer.name=sgd", "optimizer.lr=0.1"),
         ("model.pose_norm=batch",),
         ("loss.name=bounded", "model.class_norm=true"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 import torch
@@ -72,9 +73,10 @@ def test_an_average_soon_forgets_the_start() -> None:
     assert average.net.weight.item() == pytest.approx(7.0, abs=1e-3)
 
 
-def test_weight_decay_leaves_norms_biases_and_routing_alone() -> None:
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_weight_decay_leaves_norms_biases_and_routing_alone(name: Literal["adam", "adamw", "sgd"]) -> None:
     net = cr.CapsNet(image_size=8, stem=(4, 3, 1), primary=2, capsules=((2, 3, 1),))
-    groups = build_optimizer(net, OptimizerConfig(weight_decay=0.1)).param_groups
+    groups = build_optimizer(net, OptimizerConfig(name, weight_decay=0.1)).param_groups
     names = {id(p): name for name, p in net.named_parameters()}
     decayed = {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
     assert decayed == {
@@ -85,6 +87,17 @@ def test_weight_decay_leaves_norms_biases_and_routing_alone() -> None:
         "layers.1.weight",
     }
     assert sum(len(group["params"]) for group in groups) == len(names)
+
+
+def test_sgd_takes_its_momentum_from_the_first_beta() -> None:
+    weight = nn.Parameter(torch.zeros(1, 1))
+    net = nn.ParameterList([weight])
+    optimizer = build_optimizer(net, OptimizerConfig("sgd", lr=0.1, betas=(0.5, 0.0)))
+    for _ in range(2):
+        weight.grad = torch.ones(1, 1)
+        optimizer.step()
+    # Nesterov: the first step is g + 0.5 v with v = g, the second with v = 0.5 g + g
+    assert weight.item() == pytest.approx(-0.1 * (1.5 + 1.75))
 
 
 def test_shared_tensors_appear_once() -> None:

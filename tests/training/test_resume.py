@@ -51,6 +51,7 @@ def interrupt() -> None:
         ((), 1),
         (("model.share_routing=true", "model.decoder=[16]", "loss.reconstruction=0.01", "ema=null"), 1),
         (("loss.cutmix=0.4", "loss.mixup=0.4", "model.pose_norm=batch"), 1),
+        (("optimizer.name=sgd", "optimizer.weight_decay=0.01"), 1),
         pytest.param(("model.fused=auto",), 2, marks=pytest.mark.slow),
     ],
 )

@@ -67,9 +67,12 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam (`adamw`: with decoupled weight decay); `clip` bounds the norm of the gradient, None leaves it."""
+    """Adam (`adamw`: with decoupled weight decay), or `sgd`: Nesterov's momentum, which is the first of `betas`.
 
-    name: Literal["adam", "adamw"] = "adam"
+    `clip` bounds the norm of the gradient, None leaves it.
+    """
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

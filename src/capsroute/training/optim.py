@@ -13,20 +13,22 @@ from capsroute.training.config import OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(net: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Adam; weight decay acts on matrices and convolutions, not on biases, norms or what a routing has learned."""
+    """As configured; weight decay acts on matrices and convolutions, not on biases, norms or what a routing learned."""
     own = {id(p) for module in net.modules() if isinstance(module, Routing) for p in module.parameters()}
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     for parameter in net.parameters():
         (decayed if parameter.dim() > 1 and id(parameter) not in own else free).append(parameter)
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": free, "weight_decay": 0.0},
+        {"params": params, "weight_decay": decay}
+        for params, decay in ((decayed, config.weight_decay), (free, 0.0))
+        if params
     ]
+    if config.name == "sgd":
+        momentum = config.betas[0]
+        return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, nesterov=momentum > 0, fused=True)
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
-    )
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
 def learning_rate(config: ScheduleConfig, base: float, step: int, steps: int, steps_per_epoch: int) -> float:
