@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from capsroute.bench import commands, compare, plots, report
 from capsroute.bench.candidates import CNN, PATHS, ROUTINGS, Candidate
 from capsroute.bench.compare import Row
-from capsroute.bench.worker import Seconds, Worker
+from capsroute.bench.worker import Seconds, Workbench, Worker
 from capsroute.cli import app
 from capsroute.errors import RunError
 from capsroute.models import count_parameters
@@ -74,6 +74,33 @@ def test_everything_is_measured_unless_told(monkeypatch):
     assert CliRunner().invoke(app, ["bench", "--json"]).exit_code == 0
     expected = [([(name, path) for path in PATHS], ["train", "infer"], 32) for name in ROUTINGS]
     assert asked == [*expected, ([(CNN, "reference")], ["train", "infer"], 32)]
+
+
+def test_precision_is_of_the_operators_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compare, "compare", lambda candidates, *_, **__: asked.extend(candidates) or [])
+    arguments = "bench --json --routing connectionist --routing cnn --precision medium"
+    result = CliRunner().invoke(app, arguments.split())
+    assert json.loads(result.stdout)["machine"]["precision"] == "medium"
+    assert [(c.routing, c.path) for c in asked if c.precision == "medium"] == [("connectionist", "fused")]
+    assert len(asked) == len(PATHS) + 1
+
+
+def test_plots_with_a_precision_are_refused(tmp_path):
+    result = CliRunner().invoke(app, ["bench", "--precision", "medium", "--plots", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "leave out --precision" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(("precision", "set_to"), [("32", "highest"), ("medium", "medium")])
+def test_a_workbench_sets_the_precision(precision, set_to):
+    before = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    try:
+        Workbench(Candidate(CNN, threads=1, precision=precision))
+        assert torch.get_float32_matmul_precision() == set_to
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.set_num_threads(before[1])
 
 
 def _row(path, ms, mb, routing="em", phase="train"):

@@ -12,6 +12,7 @@ ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform"
 CNN = "cnn"
 PATHS = ("reference", "tiled", "compiled", "fused")
 PHASES = ("train", "infer")
+PRECISIONS = ("32", "medium")
 CHANNELS, CLASSES = 2, 5  # smallNORB, both cameras
 
 
@@ -24,6 +25,7 @@ class Candidate:
         path: `reference` holds all votes, `tiled` some at a time, `compiled` is torch.compile of the reference, `fused`
             uses an operator.
         image_size, types, iterations: the paper's 32, 16 and 3 unless told.
+        precision: `medium` lets matrix products round to bfloat16, where the processor has instructions for it.
     """
 
     routing: str
@@ -32,6 +34,7 @@ class Candidate:
     types: int = 16
     iterations: int | None = None
     threads: int = 2
+    precision: str = "32"
 
     def build(self) -> CapsNet | ConvNet:
         """The network; candidates that differ in nothing but their path have the same weights."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from capsroute.bench.candidates import CNN, PATHS, PHASES, ROUTINGS, Candidate
+from capsroute.bench.candidates import CNN, PATHS, PHASES, PRECISIONS, ROUTINGS, Candidate
 from capsroute.bench.data import command as data_command
 
 app = typer.Typer(help="Measure how fast routings are, and how much memory they need.")
@@ -17,6 +17,8 @@ app.command("data")(data_command)
 RoutingName = StrEnum("RoutingName", [(name, name) for name in (*ROUTINGS, CNN)])  # type: ignore[misc]
 PathName = StrEnum("PathName", [(name, name) for name in PATHS])  # type: ignore[misc]
 PhaseName = StrEnum("PhaseName", [(name, name) for name in PHASES])  # type: ignore[misc]
+Precision = StrEnum("Precision", [(name, name) for name in PRECISIONS])  # type: ignore[misc]
+FLOAT32 = Precision(PRECISIONS[0])
 
 
 @app.callback(invoke_without_command=True)
@@ -30,6 +32,9 @@ def routings(
     batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 32,
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch.")] = 2,
     seconds: Annotated[float, typer.Option(min=1.0, help="How long the ways of a routing take turns.")] = 20.0,
+    precision: Annotated[
+        Precision, typer.Option(help="Of fused operators; medium: bfloat16 products, where the processor has them.")
+    ] = FLOAT32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     plots: Annotated[
         Path | None,
@@ -50,15 +55,21 @@ def routings(
     names = [str(name) for name in routing or (*ROUTINGS, CNN)]
     paths = [str(name) for name in path or PATHS]
     phases = [str(name) for name in phase or PHASES]
-    where = report.machine(threads)
+    where = {**report.machine(threads), "precision": str(precision)}
     if plots is not None:
+        if precision != FLOAT32:
+            raise typer.BadParameter("plots are drawn in float32; leave out --precision or --plots")
         from capsroute.bench.plots import draw
 
         draw([name for name in names if name != CNN], [str(name) for name in path or ()], plots, threads, _say)
         return
     rows = []
     for name in names:
-        chosen = [Candidate(name, way, threads=threads) for way in (paths if name != CNN else ["reference"])]
+        # what they are compared with stays in float32
+        chosen = [
+            Candidate(name, way, threads=threads, precision=str(precision if way == "fused" else FLOAT32))
+            for way in (paths if name != CNN else ["reference"])
+        ]
         rows += compare(chosen, phases, batch=batch, seconds=seconds, say=_say)
     if as_json:
         typer.echo(json.dumps(report.as_json(rows, where), indent=2))
@@ -66,7 +77,8 @@ def routings(
     from rich.console import Console
 
     console = Console(width=110)
-    console.print(f"{where['processor']}, {threads} threads, torch {where['torch']}, load {where['load']}\n")
+    told = f"{where['processor']}, {threads} threads, torch {where['torch']}, load {where['load']}"
+    console.print(f"{told}, precision {where['precision']}\n")
     console.print(report.table(rows))
 
 

@@ -41,6 +41,7 @@ class Workbench:
         from capsroute.bench.candidates import CHANNELS
 
         torch.set_num_threads(candidate.threads)
+        torch.set_float32_matmul_precision("medium" if candidate.precision == "medium" else "highest")
         self.net = candidate.build()
         if candidate.path == "fused":
             self._prebuild()
