@@ -26,8 +26,8 @@ from capsroute.training.run import open_run
 TOYS = 5
 
 
-def fold(config: Config, number: int, data: Path | None, threads: int) -> dict[str, float]:
-    """Train without the toys of that fold; the errors of the last epoch."""
+def trained(config: Config, number: int, data: Path | None, threads: int) -> loop.Trainer:
+    """Train without the toys of that fold, which are held out."""
     config = config.with_settings(["data.val_split=by_instance", f"data.val_fold={number}"])
     ranks.set_threads(threads)
     trainer = loop.Trainer(ranks.start(config, "cpu"), gather(config, data))
@@ -36,8 +36,7 @@ def fold(config: Config, number: int, data: Path | None, threads: int) -> dict[s
             trainer.material.config, Path(folder) / "run", resume=False, force=False, threads=threads, notify=print
         )
         trainer.fit(run, watch.Watcher())
-    _tell(number, trainer)
-    return trainer.learner.progress.curve[-1]
+    return trainer
 
 
 def _tell(number: int, trainer: loop.Trainer) -> None:
@@ -72,7 +71,9 @@ def main() -> None:
     )
     began, errors, trained = time.perf_counter(), [], []
     for number in given.fold or range(TOYS):
-        last = fold(config, number, given.data, given.threads)
+        trainer = trained(config, number, given.data, given.threads)
+        _tell(number, trainer)
+        last = trainer.learner.progress.curve[-1]
         errors.append(last["val_error"])
         trained.append(last["train_error"])
     print(

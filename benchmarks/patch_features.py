@@ -14,7 +14,6 @@ trains that recipe on the same folds, adds its class logits, and chooses by the 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +23,13 @@ from torch import Tensor
 
 from capsroute import data, pretrained
 from capsroute.data import Split
-from capsroute.training import loop, ranks, watch
+from capsroute.training import ranks
 from capsroute.training.evaluate import predict
-from capsroute.training.material import gather, prepare
+from capsroute.training.material import prepare
 from capsroute.training.recipes import recipe
+from new_toys import TOYS, trained
 
-PATCH, FLOOR, WHITEN, THRESHOLD, FIELDS, CLASSES, TOYS = 6, 10.0, 0.1, 0.5, 3, 5, 5
+PATCH, FLOOR, WHITEN, THRESHOLD, FIELDS, CLASSES = 6, 10.0, 0.1, 0.5, 3, 5
 RIDGES = (0.01, 0.1, 0.3, 1.0, 3.0)
 SHARES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 
@@ -110,13 +110,8 @@ def error(scores: Tensor, labels: Tensor) -> float:
 
 def beside(given: argparse.Namespace, fold: int) -> Tensor:
     """Class logits of a network trained without the toys of that fold, for these toys."""
-    settings = ["ema=0.998", "data.limit=19440", "data.val_split=by_instance", f"data.val_fold={fold}"]
-    config = recipe(given.beside, seed=given.seed, epochs=given.epochs).with_settings(settings)
-    trainer = loop.Trainer(ranks.start(config, "cpu"), gather(config, given.data))
-    with tempfile.TemporaryDirectory() as folder:
-        made = trainer.material.config
-        run = loop.open_run(made, Path(folder) / "run", resume=False, force=False, threads=given.threads, notify=print)
-        trainer.fit(run, watch.Watcher())
+    config = recipe(given.beside, seed=given.seed, epochs=given.epochs)
+    trainer = trained(config.with_settings(["ema=0.998", "data.limit=19440"]), fold, given.data, given.threads)
     assert trainer.held is not None
     return predict(trainer.learner.candidate, trainer.held, trainer.material.transform).logits
 
@@ -133,8 +128,8 @@ def judged(given: argparse.Namespace, train: Split, rows: Tensor) -> tuple[int, 
         wanted.append(labels[mask])
         logits.append(beside(given, fold) if given.beside else torch.zeros(1, CLASSES))
         line = ", ".join(f"{error(each, wanted[-1]):.2f}" for each in scores[-1])
-        alone = f"; {given.beside} {error(logits[-1], wanted[-1]):.2f}" if given.beside else ""
-        print(f"fold {fold}, new toys, ridges {RIDGES}: {line}{alone}", flush=True)
+        network = f"; {given.beside} {error(logits[-1], wanted[-1]):.2f}" if given.beside else ""
+        print(f"fold {fold}, new toys, ridges {RIDGES}: {line}{network}", flush=True)
     pairs = [(number, share) for number in range(len(RIDGES)) for share in (SHARES if given.beside else (1.0,))]
     means = {}
     for number, share in pairs:
@@ -143,8 +138,8 @@ def judged(given: argparse.Namespace, train: Split, rows: Tensor) -> tuple[int, 
     for (number, share), mean in sorted(means.items(), key=lambda item: item[1])[:5]:
         print(f"ridge {RIDGES[number]}, features count {share:g}: {mean:.2f} % of new toys")
     if given.beside:
-        print(f"{given.beside} alone: {means[0, 0.0]:.2f} %; features alone: ", end="")
-        print(min(sum(error(s[n], w) for s, w in zip(scores, wanted, strict=True)) / TOYS for n in range(len(RIDGES))))
+        alone = [sum(error(scores[n][number], wanted[n]) for n in range(TOYS)) / TOYS for number in range(len(RIDGES))]
+        print(f"{given.beside} alone: {means[0, 0.0]:.2f} %; features alone: {min(alone):.2f} %")
     return min(means, key=lambda pair: means[pair])
 
 
