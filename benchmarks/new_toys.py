@@ -69,13 +69,13 @@ def main() -> None:
     config = recipe(given.recipe, seed=given.seed, epochs=given.epochs).with_settings(
         ["ema=0.99", f"data.limit={given.limit}", *given.settings]
     )
-    began, errors, trained = time.perf_counter(), [], []
+    began, errors, known = time.perf_counter(), [], []
     for number in given.fold or range(TOYS):
         trainer = trained(config, number, given.data, given.threads)
         _tell(number, trainer)
         last = trainer.learner.progress.curve[-1]
         errors.append(last["val_error"])
-        trained.append(last["train_error"])
+        known.append(last["train_error"])
     print(
         json.dumps(
             {
@@ -83,7 +83,7 @@ def main() -> None:
                 "settings": given.settings,
                 "folds": [round(error, 2) for error in errors],
                 "new_toys": round(statistics.mean(errors), 2),
-                "train": round(statistics.mean(trained), 2),
+                "train": round(statistics.mean(known), 2),
                 "seconds": round(time.perf_counter() - began),
             }
         )
