@@ -18,6 +18,7 @@ from capsroute.layers import CapsuleLayer, ConvCapsules2d, DenseCapsules, Fused,
 from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, ClassNorm, PoseNorm
 from capsroute.routing import LayerShape, Routing, RoutingFactory, by_name, resolve
 from capsroute.routing.tiling import DEFAULT_BUDGET
+from capsroute.stereo import Disparity
 from capsroute.votes import Start
 
 # The paper's settings for its three routed layers: "the deeper layers have more parameters".
@@ -31,6 +32,7 @@ PAPER_OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
+_BLOCK = 3  # modules for each convolution of the stem
 SWITCHED_OFF = -16.0  # the logit of a dropped capsule: an activation of a ten-millionth
 
 
@@ -46,6 +48,8 @@ class CapsNet(nn.Module):
         stem: channels, kernel size and stride of the first convolution, or a list of these for several; all but the
             first are padded to keep the size at stride 1.
         stem_padding: of the first convolution; 2 gives the shapes of the paper's table, 0 its 86K weights.
+        disparity: how many pixels, at most, one of two cameras' pictures is moved sideways to be compared with the
+            other (`capsroute.stereo`); the second convolution hears of it. 0 leaves it out.
         primary: types of primary capsules.
         capsules: types, kernel size and stride of each convolutional capsule layer.
         coordinate_addition: class capsules share matrices between positions and are told where votes come from.
@@ -70,6 +74,7 @@ class CapsNet(nn.Module):
         routing_options: Mapping[str, Any] | None = None,
         stem: Sequence[int] | Sequence[Sequence[int]] = (64, 5, 2),
         stem_padding: int = 0,
+        disparity: int = 0,
         primary: int = 8,
         capsules: Sequence[Sequence[int]] = ((16, 3, 2), (16, 3, 1)),
         pose: int | Sequence[int] = (4, 4),
@@ -96,6 +101,12 @@ class CapsNet(nn.Module):
         self.in_channels, self.classes = in_channels, classes
         if not 0 <= capsule_dropout < 1:
             raise ValueError(f"capsule_dropout={capsule_dropout}: it is a share, from 0 to below 1")
+        rows = _triples(stem)
+        if disparity < 0 or (disparity and (in_channels != 2 or len(rows) < 2)):
+            raise ValueError(
+                f"disparity={disparity} with in_channels={in_channels} and {len(rows)} convolutions: it compares two "
+                "cameras for the second convolution to hear of; pass both as channels, and a stem of several, or 0"
+            )
         self.pose = pose_shape(pose)
         self.capsule_dropout = capsule_dropout
         if faithful:
@@ -104,8 +115,11 @@ class CapsNet(nn.Module):
         convolutions: list[nn.Module] = []
         space: tuple[int, ...] = self.image_size
         channels = in_channels
-        for n, (out, kernel, stride) in enumerate(_triples(stem)):
+        self.disparity = Disparity(disparity, *rows[0][1:], stem_padding) if disparity else None
+        for n, (out, kernel, stride) in enumerate(rows):
             padding = kernel // 2 if n else stem_padding
+            if n == 1 and disparity:
+                channels += 2 * disparity + 1
             convolutions += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU(), BatchNorm2d(out)]
             space = output_space(space, (kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1))
             channels = out
@@ -155,9 +169,19 @@ class CapsNet(nn.Module):
                 f"images have shape {list(images.shape)}; this network takes [batch, {self.in_channels}, "
                 f"{self.image_size[0]}, {self.image_size[1]}]; pass image_size= and in_channels= when building it"
             )
-        # capsules are channels last, and so their feature maps may as well be from the start
-        caps: Capsules = self.primary(self.stem(images.contiguous(memory_format=torch.channels_last)))
+        caps: Capsules = self.primary(self.features(images))
         return caps
+
+    def features(self, images: Float[Tensor, "B F H W"]) -> Float[Tensor, "B C h w"]:
+        """What the convolutions make of images, before any capsule."""
+        # capsules are channels last, and so their feature maps may as well be from the start
+        images = images.contiguous(memory_format=torch.channels_last)
+        if self.disparity is None:
+            found: Tensor = self.stem(images)
+            return found
+        first = self.stem[:_BLOCK](images)
+        rest: Tensor = self.stem[_BLOCK:](torch.cat([first, self.disparity(images)], 1))
+        return rest
 
     def route(self, caps: Capsules) -> Capsules:
         """The class capsules, from primary capsules."""

@@ -64,6 +64,7 @@ def _to_pixels(net: CapsNet, images: Tensor, primary: Array) -> Array:
     for convolution in reversed(convolutions):
         step, before = convolution.stride[0], convolution.padding[0]
         assert isinstance(before, int)
+        weight = weight[:, : convolution.out_channels]  # beside it there may be maps of disparity
         weight = functional.conv_transpose2d(weight, convolution.weight.detach().square(), stride=step)
         stride, padding = stride * step, padding * step + before
     sides = (weight.shape[2], weight.shape[3])

@@ -39,7 +39,7 @@ def stages(net: CapsNet) -> list[Stage]:
     network = capsule_network(net).eval()
     convolutions = [module for module in network.stem if isinstance(module, torch.nn.Conv2d)]
     blank = torch.zeros(1, network.in_channels, *network.image_size)
-    features = network.stem(blank)
+    features = network.features(blank)
     caps = network.primary(features)
     found = [
         Stage("input", "", network.image_size, network.in_channels, None, 0, 0),
@@ -49,7 +49,7 @@ def stages(net: CapsNet) -> list[Stage]:
             tuple(features.shape[2:]),
             features.shape[1],
             None,
-            count_parameters(network.stem),
+            count_parameters(network.stem) + (count_parameters(network.disparity) if network.disparity else 0),
             0,
         ),
         _capsules("primary\ncapsules", "K=1, S=1", caps, count_parameters(network.primary), 0),

@@ -7,7 +7,8 @@ tenth of the training set for validation, parameters recorded from the tenth epo
 images turned and stretched, 20 epochs (40 on smallNORB). `<data set>-cnn-deep` has no capsules and is trained likewise.
 `smallnorb-<routing>-fine` is the same on images as they were taken, 96 x 96, with one more convolution before and toys
 joined from two, 30 epochs. `smallnorb-<routing>-deep-bounded` has another loss, bounded, of class logits that are
-normed, without mixup; and images are not standardised one by one.
+normed, without mixup; and images are not standardised one by one. `smallnorb-<routing>-disparity` is the deep one with
+maps of how alike the two cameras' pictures are, one moved sideways.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -44,8 +45,9 @@ KINDS = (
     *(f"{routing}-fine" for routing in ROUTINGS),
     *(f"{routing}-deep-bounded" for routing in (*ROUTINGS, "cnn")),
     *(f"{routing}-crops" for routing in ROUTINGS),
+    *(f"{routing}-disparity" for routing in ROUTINGS),
 )
-TOYS_ALONE = ("-fine", "-bounded", "-crops")  # kinds that are made for smallNORB
+TOYS_ALONE = ("-fine", "-bounded", "-crops", "-disparity")  # kinds that are made for smallNORB
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
 SMALL: dict[str, Any] = {"stem": [32, 5, 1], "stem_padding": 1, "primary": 4, "capsules": [[8, 3, 2]]}
@@ -63,6 +65,7 @@ DEEP: dict[str, Any] = {
 }
 # Of images twice as wide: a convolution with few channels halves them first.
 FINE: dict[str, Any] = {**DEEP, "stem": [[16, 5, 2], [32, 3, 2], [32, 3, 1], [48, 3, 2], [64, 3, 1]]}
+DISPARITY: dict[str, Any] = {**DEEP, "disparity": 6}
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
 # What new toys need: other shapes and other light of the known ones, and to be seen whole.
 _TOYS: dict[str, Any] = {
@@ -94,7 +97,7 @@ def _recipe(data: str, kind: str) -> Config:
     """Data set defaults and routing defaults."""
     routing, _, rest = kind.partition("-")
     deep, _, bounded = rest.partition("-")
-    trunk = {"": {}, "deep": DEEP, "fine": FINE, "crops": {}}[deep]
+    trunk = {"": {}, "deep": DEEP, "fine": FINE, "crops": {}, "disparity": DISPARITY}[deep]
     model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **trunk}
     loss = LossConfig()
     if routing == "cnn":
@@ -217,6 +220,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
     for kind in KINDS
     if (data != "digits" or "-" not in kind)  # 8 x 8 pixels have no room for it
     and (data.startswith("smallnorb") or not any(word in kind for word in TOYS_ALONE))
+    and (data == "smallnorb" or "-disparity" not in kind)  # one camera has none
 }
 DEFAULT = "digits-similarity"
 
@@ -232,6 +236,6 @@ def recipe(name: str = DEFAULT, **values: Any) -> Config:
         raise ConfigError(
             f"unknown recipe {name!r}{nearest(name, RECIPES)}; recipes are named DATA-ROUTING, with DATA one of "
             f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))}, or ROUTING-deep, on "
-            f"smallNORB also ROUTING-fine, ROUTING-deep-bounded and ROUTING-crops"
+            f"smallNORB also ROUTING-fine, ROUTING-disparity, ROUTING-deep-bounded and ROUTING-crops"
         )
     return RECIPES[name]().with_values(**values)
