@@ -12,20 +12,24 @@ from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, LossConfig, differences
 
 ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
-NAMES = {
-    f"{data}-{routing}{deep}"
-    for data in ("digits", "mnist", "fashion-mnist", "smallnorb", "smallnorb-mono", "affnist", "multimnist")
-    for routing in (*ROUTINGS, "cnn")
-    for deep in ("", "-deep")
-    if not (deep and data == "digits")
-} | {
-    f"{data}-{kind}"
-    for data in ("smallnorb", "smallnorb-mono")
-    for kind in (
-        *(f"{routing}-{rest}" for rest in ("fine", "deep-bounded", "crops") for routing in ROUTINGS),
-        "cnn-deep-bounded",
-    )
-}
+NAMES = (
+    {
+        f"{data}-{routing}{deep}"
+        for data in ("digits", "mnist", "fashion-mnist", "smallnorb", "smallnorb-mono", "affnist", "multimnist")
+        for routing in (*ROUTINGS, "cnn")
+        for deep in ("", "-deep")
+        if not (deep and data == "digits")
+    }
+    | {
+        f"{data}-{kind}"
+        for data in ("smallnorb", "smallnorb-mono")
+        for kind in (
+            *(f"{routing}-{rest}" for rest in ("fine", "deep-bounded", "crops") for routing in ROUTINGS),
+            "cnn-deep-bounded",
+        )
+    }
+    | {f"smallnorb-{routing}-disparity" for routing in ROUTINGS}
+)  # one camera has none
 
 
 def test_one_recipe_for_each_data_set_and_routing() -> None:
@@ -43,7 +47,7 @@ def test_round_trip_through_json(name: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(f"{routing}-{rest}" for rest in ("deep", "fine", "deep-bounded") for routing in ROUTINGS),
+        *(f"{routing}-{rest}" for rest in ("deep", "fine", "deep-bounded", "disparity") for routing in ROUTINGS),
         *("cnn-deep", "cnn-deep-bounded", "similarity-crops", "em-crops"),
     ],
 )
