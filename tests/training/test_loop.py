@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.training.tiny import Notes, tiny, train
@@ -254,3 +255,15 @@ def test_a_start_that_cannot_be_used_is_refused_before_a_folder_is_made(start: s
     with pytest.raises(RunError, match=start):
         train(tiny(f"start={start}"), out="second", watcher=Notes())
     assert not Path("second").exists()
+
+
+def test_extra_images_are_trained_on_and_not_held_out(tmp_path: Path) -> None:
+    more = np.zeros((32, 1, 8, 8), np.uint8)
+    np.savez(tmp_path / "more.npz", images=more, labels=np.arange(32) % 10)
+    config = tiny(f"data.extra={tmp_path / 'more.npz'}")
+    train_split, held = gather(config).splits()
+    assert len(train_split) == 96 + 32
+    assert held is not None
+    assert len(held) == len(gather(tiny()).splits()[1] or ())
+    run = train(config, out=tmp_path / "run", watcher=Notes())
+    assert run.result["config"]["data"]["extra"].endswith("more.npz")

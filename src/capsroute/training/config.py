@@ -29,7 +29,8 @@ class DataConfig:
 
     `transform` goes over the data set's own preparation, entry by entry; `options` to `capsroute.data.load`. With
     `val_split="none"` everything is trained on and the last parameters are tested; with "by_instance", `val_fold` says
-    which toy of each class is held out, else `val_seed` draws it. `limit` trains on so many images.
+    which toy of each class is held out, else `val_seed` draws it. `limit` trains on so many images. `extra` is an
+    `.npz` of images of one's own to train on as well (`capsroute.data.extra`).
     """
 
     name: str = "digits"
@@ -41,6 +42,7 @@ class DataConfig:
     val_seed: int = 0
     val_fold: int | None = None
     limit: int | None = None
+    extra: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 
 from capsroute import data, pretrained
 from capsroute.data import DataSet, Split, Transform
+from capsroute.data.extra import with_extra
 from capsroute.models import CapsNet, ConvNet
 from capsroute.training.config import Config, ConfigError, DataConfig, nearest
 
@@ -35,6 +36,8 @@ class Material:
             train = train.subset(
                 np.sort(np.random.default_rng(wanted.val_seed).permutation(len(train))[: wanted.limit])
             )
+        if wanted.extra is not None:
+            train = with_extra(train, wanted.extra, len(self.dataset.classes))
         return train, held
 
     def network(self) -> CapsNet | ConvNet:
