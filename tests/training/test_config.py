@@ -47,7 +47,11 @@ def test_round_trip_through_json(name: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(f"{routing}-{rest}" for rest in ("deep", "fine", "deep-bounded", "disparity") for routing in ROUTINGS),
+        *(
+            f"{routing}-{rest}"
+            for rest in ("deep", "fine", "deep-bounded", "disparity", "drawn")
+            for routing in ROUTINGS
+        ),
         *("cnn-deep", "cnn-deep-bounded", "similarity-crops", "em-crops"),
     ],
 )

@@ -8,7 +8,8 @@ images turned and stretched, 20 epochs (40 on smallNORB). `<data set>-cnn-deep` 
 `smallnorb-<routing>-fine` is the same on images as they were taken, 96 x 96, with one more convolution before and toys
 joined from two, 30 epochs. `smallnorb-<routing>-deep-bounded` has another loss, bounded, of class logits that are
 normed, without mixup; and images are not standardised one by one. `smallnorb-<routing>-disparity` is the deep one with
-maps of how alike the two cameras' pictures are, one moved sideways.
+maps of how alike the two cameras' pictures are, one moved sideways; `smallnorb-<routing>-drawn` the deep one trained on
+toys drawn by a program as well (`benchmarks/draw_toys.py`).
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -46,8 +47,11 @@ KINDS = (
     *(f"{routing}-deep-bounded" for routing in (*ROUTINGS, "cnn")),
     *(f"{routing}-crops" for routing in ROUTINGS),
     *(f"{routing}-disparity" for routing in ROUTINGS),
+    *(f"{routing}-drawn" for routing in ROUTINGS),
 )
-TOYS_ALONE = ("-fine", "-bounded", "-crops", "-disparity")  # kinds that are made for smallNORB
+TOYS_ALONE = ("-fine", "-bounded", "-crops", "-disparity", "-drawn")  # kinds that are made for smallNORB
+TWO_CAMERAS = ("-disparity", "-drawn")  # kinds for which one is not enough
+DRAWN = "drawn-toys.npz"  # in the current folder
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
 SMALL: dict[str, Any] = {"stem": [32, 5, 1], "stem_padding": 1, "primary": 4, "capsules": [[8, 3, 2]]}
@@ -97,7 +101,7 @@ def _recipe(data: str, kind: str) -> Config:
     """Data set defaults and routing defaults."""
     routing, _, rest = kind.partition("-")
     deep, _, bounded = rest.partition("-")
-    trunk = {"": {}, "deep": DEEP, "fine": FINE, "crops": {}, "disparity": DISPARITY}[deep]
+    trunk = {"": {}, "deep": DEEP, "fine": FINE, "crops": {}, "disparity": DISPARITY, "drawn": DEEP}[deep]
     model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **trunk}
     loss = LossConfig()
     if routing == "cnn":
@@ -121,6 +125,8 @@ def _recipe(data: str, kind: str) -> Config:
         config = _for_new_toys(config)
     if deep == "fine":
         config = _fine(config)
+    if deep == "drawn":
+        config = replace(config, data=replace(config.data, extra=DRAWN))
     if bounded:
         config = _bounded(config)
     return _small(config) if data == "digits" else config
@@ -220,7 +226,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
     for kind in KINDS
     if (data != "digits" or "-" not in kind)  # 8 x 8 pixels have no room for it
     and (data.startswith("smallnorb") or not any(word in kind for word in TOYS_ALONE))
-    and (data == "smallnorb" or "-disparity" not in kind)  # one camera has none
+    and (data == "smallnorb" or not any(word in kind for word in TWO_CAMERAS))
 }
 DEFAULT = "digits-similarity"
 
@@ -236,6 +242,6 @@ def recipe(name: str = DEFAULT, **values: Any) -> Config:
         raise ConfigError(
             f"unknown recipe {name!r}{nearest(name, RECIPES)}; recipes are named DATA-ROUTING, with DATA one of "
             f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))}, or ROUTING-deep, on "
-            f"smallNORB also ROUTING-fine, ROUTING-disparity, ROUTING-deep-bounded and ROUTING-crops"
+            f"smallNORB also ROUTING-fine, ROUTING-disparity, ROUTING-drawn, ROUTING-deep-bounded and ROUTING-crops"
         )
     return RECIPES[name]().with_values(**values)
