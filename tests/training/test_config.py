@@ -28,7 +28,7 @@ NAMES = (
             "cnn-deep-bounded",
         )
     }
-    | {f"smallnorb-{routing}-disparity" for routing in ROUTINGS}
+    | {f"smallnorb-{routing}-{kind}" for kind in ("disparity", "drawn") for routing in ROUTINGS}
 )  # one camera has none
 
 
