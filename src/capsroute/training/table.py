@@ -166,8 +166,10 @@ def details(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
 
 def _epochs(run: dict[str, Any]) -> str:
     """How often it went through how much, and what it began with, where that is not everything and nothing."""
-    limit, began = run["config"].get("data", {}).get("limit"), run["config"].get("start")
-    return f"{run['epochs']}{f' of {limit:,} images' if limit else ''}{f' after {began}' if began else ''}"
+    data, began = run["config"].get("data", {}), run["config"].get("start")
+    limited = f" of {data['limit']:,} images" if data.get("limit") else ""
+    extra = f" with {Path(data['extra']).name}" if data.get("extra") else ""
+    return f"{run['epochs']}{limited}{extra}{f' after {began}' if began else ''}"
 
 
 def _row_order(name: str) -> tuple[int, str]:
