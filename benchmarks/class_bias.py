@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsroute import data, pretrained
-from capsroute.training.evaluate import predict
+from capsroute.training.evaluate import Predictions, predict
 from capsroute.training.material import prepare
 from capsroute.training.recipes import recipe
-from new_toys import TOYS, trained
+from new_toys import TOYS, unseen
 
 
 def fitted(logits: Tensor, labels: Tensor) -> Tensor:
@@ -41,11 +41,6 @@ def fitted(logits: Tensor, labels: Tensor) -> Tensor:
     return (bias - bias.mean()).detach()
 
 
-def error(logits: Tensor, labels: Tensor) -> float:
-    """In per cent."""
-    return 100 * float((logits.argmax(1) != labels).double().mean())
-
-
 def main() -> None:
     """Train the folds, fit, and test if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,20 +51,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    config = recipe(given.recipe, seed=given.seed, epochs=given.epochs)
-    config = config.with_settings(["ema=0.998", "data.limit=19440"])
+    how = {"epochs": given.epochs, "seed": given.seed, "data": given.data, "threads": given.threads}
     found = []
     for fold in range(TOYS):
-        trainer = trained(config, fold, given.data, given.threads)
-        assert trainer.held is not None
-        found.append(predict(trainer.learner.candidate, trainer.held, trainer.material.transform))
+        found.append(unseen(given.recipe, fold, **how))
         print(f"fold {fold}: {found[-1].error:.2f} % of new toys", flush=True)
     plain, helped = [], []
     for fold, held in enumerate(found):
         others = [each for n, each in enumerate(found) if n != fold]
         bias = fitted(torch.cat([each.logits for each in others]), torch.cat([each.labels for each in others]))
         plain.append(held.error)
-        helped.append(error(held.logits + bias, held.labels))
+        helped.append(Predictions(held.logits + bias, held.labels).error)
         print(f"fold {fold}: {plain[-1]:.2f} %, with biases of the other folds {helped[-1]:.2f} %")
     print(f"mean: {sum(plain) / TOYS:.2f} %, with biases {sum(helped) / TOYS:.2f} %")
     bias = fitted(torch.cat([each.logits for each in found]), torch.cat([each.labels for each in found]))
@@ -77,7 +69,8 @@ def main() -> None:
     print("biases: " + ", ".join(f"{name} {float(b):+.2f}" for name, b in zip(toys.classes, bias, strict=True)))
     if given.test:
         test = predict(pretrained.load(given.recipe), toys.test, prepare(toys, recipe(given.recipe).data.transform))
-        print(f"test error: {test.error:.2f} %, with biases {error(test.logits + bias, test.labels):.2f} %")
+        biased = Predictions(test.logits + bias, test.labels)
+        print(f"test error: {test.error:.2f} %, with biases {biased.error:.2f} %")
 
 
 if __name__ == "__main__":

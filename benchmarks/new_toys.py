@@ -18,7 +18,7 @@ from pathlib import Path
 
 from capsroute.training import loop, ranks, watch
 from capsroute.training.config import Config
-from capsroute.training.evaluate import confusion, predict
+from capsroute.training.evaluate import Predictions, confusion, predict
 from capsroute.training.material import gather
 from capsroute.training.recipes import recipe
 from capsroute.training.run import open_run
@@ -37,6 +37,14 @@ def trained(config: Config, number: int, data: Path | None, threads: int) -> loo
         )
         trainer.fit(run, watch.Watcher())
     return trainer
+
+
+def unseen(name: str, number: int, *, epochs: int, seed: int, data: Path | None, threads: int) -> Predictions:
+    """What a recipe, trained on all other toys for so many epochs, says of the toys of that fold."""
+    config = recipe(name, seed=seed, epochs=epochs).with_settings(["ema=0.998", "data.limit=19440"])
+    trainer = trained(config, number, data, threads)
+    assert trainer.held is not None
+    return predict(trainer.learner.candidate, trainer.held, trainer.material.transform)
 
 
 def _tell(number: int, trainer: loop.Trainer) -> None:

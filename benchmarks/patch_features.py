@@ -27,7 +27,7 @@ from capsroute.training import ranks
 from capsroute.training.evaluate import predict
 from capsroute.training.material import prepare
 from capsroute.training.recipes import recipe
-from new_toys import TOYS, trained
+from new_toys import TOYS, unseen
 
 PATCH, FLOOR, WHITEN, THRESHOLD, FIELDS, CLASSES = 6, 10.0, 0.1, 0.5, 3, 5
 RIDGES = (0.01, 0.1, 0.3, 1.0, 3.0)
@@ -108,14 +108,6 @@ def error(scores: Tensor, labels: Tensor) -> float:
     return 100 * float((scores.argmax(1) != labels).float().mean())
 
 
-def beside(given: argparse.Namespace, fold: int) -> Tensor:
-    """Class logits of a network trained without the toys of that fold, for these toys."""
-    config = recipe(given.beside, seed=given.seed, epochs=given.epochs)
-    trainer = trained(config.with_settings(["ema=0.998", "data.limit=19440"]), fold, given.data, given.threads)
-    assert trainer.held is not None
-    return predict(trainer.learner.candidate, trainer.held, trainer.material.transform).logits
-
-
 def judged(given: argparse.Namespace, train: Split, rows: Tensor) -> tuple[int, float]:
     """Cross-validation by toy: prints errors, returns the ridge's number and what the features count."""
     labels = torch.from_numpy(train.labels)
@@ -126,7 +118,8 @@ def judged(given: argparse.Namespace, train: Split, rows: Tensor) -> tuple[int, 
         mask = torch.isin(torch.from_numpy(train.ids), torch.from_numpy(held.ids))
         scores.append([rows[mask] @ found for found in fitted(rows[~mask], labels[~mask], RIDGES)])
         wanted.append(labels[mask])
-        logits.append(beside(given, fold) if given.beside else torch.zeros(1, CLASSES))
+        how = {"epochs": given.epochs, "seed": given.seed, "data": given.data, "threads": given.threads}
+        logits.append(unseen(given.beside, fold, **how).logits if given.beside else torch.zeros(1, CLASSES))
         line = ", ".join(f"{error(each, wanted[-1]):.2f}" for each in scores[-1])
         network = f"; {given.beside} {error(logits[-1], wanted[-1]):.2f}" if given.beside else ""
         print(f"fold {fold}, new toys, ridges {RIDGES}: {line}{network}", flush=True)
