@@ -39,7 +39,7 @@ class CapsuleLayer(nn.Module):
         routing: a name, the result of a constructor such as `capsroute.routing.em()`, or a `Routing` of one's own.
         pose: shape of the input poses; `out_pose` that of the output poses, which have as many columns.
         normalise: divide each matrix by its Frobenius norm (eq. 1).
-        weight_start: `identity` (plus noise) or `noise`.
+        weight_start: `identity` (plus noise), `noise`, or `small` noise.
         shared: one matrix for each pair of types, whatever the position in the window.
         fused: `auto` uses a fused operator where there is one, True insists on it, False never does.
         vote_budget: how many bytes of votes the layer may hold where no operator is used; None for no limit.
@@ -275,7 +275,8 @@ class DenseCapsules(CapsuleLayer):
         space: the size of the input's space, nothing for a dense layer before this one. It is fixed, since each input
             has matrices of its own, unless they are `shared` between positions.
         coordinate_addition: add each position to two (in general, `len(space)`) elements of its votes, so that sharing
-            matrices does not lose where a capsule is (Hinton et al. 2018).
+            matrices does not lose where a capsule is (Hinton et al. 2018); positions run from 0 to 1, or to the number
+            given.
     """
 
     coordinates: Tensor | None
@@ -286,7 +287,7 @@ class DenseCapsules(CapsuleLayer):
         out_channels: int,
         *,
         space: int | Sequence[int] = (),
-        coordinate_addition: bool = False,
+        coordinate_addition: bool | float = False,
         shared: bool = False,
         routing: str | Routing | RoutingFactory = "similarity",
         pose: int | Sequence[int] = (4, 4),
@@ -317,7 +318,7 @@ class DenseCapsules(CapsuleLayer):
         self.space = sizes
         where = None
         if coordinate_addition:
-            where = coordinates(sizes, self.out_pose).repeat_interleave(in_channels, dim=0)
+            where = coordinate_addition * coordinates(sizes, self.out_pose).repeat_interleave(in_channels, dim=0)
         self.register_buffer("coordinates", where, persistent=False)
 
     def _dimensions(self) -> int:

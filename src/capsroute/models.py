@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsroute.capsules import Capsules
 from capsroute.geometry import output_space
 from capsroute.layers import CapsuleLayer, ConvCapsules2d, DenseCapsules, Fused, PrimaryCapsules, pose_shape
-from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, ClassNorm, PoseNorm
+from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, ClassNorm, PoseNorm, TypeBatchNorm
 from capsroute.routing import LayerShape, Routing, RoutingFactory, by_name, resolve
 from capsroute.routing.tiling import DEFAULT_BUDGET
 from capsroute.stereo import Disparity
@@ -32,6 +32,7 @@ PAPER_OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
+PoseNormName = Literal["scale", "batch", "type"]
 _BLOCK = 3  # modules for each convolution of the stem
 SWITCHED_OFF = -16.0  # the logit of a dropped capsule: an activation of a ten-millionth
 
@@ -52,11 +53,14 @@ class CapsNet(nn.Module):
             other (`capsroute.stereo`); the second convolution hears of it. 0 leaves it out.
         primary: types of primary capsules.
         capsules: types, kernel size and stride of each convolutional capsule layer.
-        coordinate_addition: class capsules share matrices between positions and are told where votes come from.
+        coordinate_addition: class capsules share matrices between positions and are told where votes come from, by
+            numbers from 0 to 1, or to the number given.
         shared_class_weights: share those matrices without (or with) coordinate addition.
         normalise: votes by W / ||W||_F (eq. 1).
         pose_norm: between layers, `scale` divides poses by their root mean square for each type; `batch` subtracts the
-            mean of each pose element and logit and divides by its deviation (variational routing's).
+            mean of each pose element and logit and divides by its deviation; `type` has one mean and one deviation for
+            all elements of a type's poses, and learned scales and shifts of the primary capsules (variational
+            routing's).
         class_norm: the same of the class logits; goes with the bounded loss.
         capsule_dropout: share of the capsules that each layer does not hear of in training: their activation is zero.
         share_routing: one routing module for the whole network ("either for each layer or each network").
@@ -78,10 +82,10 @@ class CapsNet(nn.Module):
         primary: int = 8,
         capsules: Sequence[Sequence[int]] = ((16, 3, 2), (16, 3, 1)),
         pose: int | Sequence[int] = (4, 4),
-        coordinate_addition: bool = False,
+        coordinate_addition: bool | float = False,
         shared_class_weights: bool | None = None,
         normalise: bool = True,
-        pose_norm: Literal["scale", "batch"] | None = "scale",
+        pose_norm: PoseNormName | None = "scale",
         class_norm: bool = False,
         weight_start: Start = "identity",
         capsule_dropout: float = 0.0,
@@ -95,8 +99,8 @@ class CapsNet(nn.Module):
         self.config = {k: v for k, v in locals().items() if k not in ("self", "__class__", "fused", "vote_budget")}
         if classes < 1 or in_channels < 1:
             raise ValueError(f"classes={classes}, in_channels={in_channels}: a network needs at least one of each")
-        if pose_norm not in ("scale", "batch", None):
-            raise ValueError(f"pose_norm={pose_norm!r}: choose 'scale', 'batch' or None")
+        if pose_norm not in ("scale", "batch", "type", None):
+            raise ValueError(f"pose_norm={pose_norm!r}: choose 'scale', 'batch', 'type' or None")
         self.image_size = (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
         self.in_channels, self.classes = in_channels, classes
         if not 0 <= capsule_dropout < 1:
@@ -140,7 +144,7 @@ class CapsNet(nn.Module):
             layer = ConvCapsules2d(types, out, kernel, stride, routing=chosen, **common)
             space, types = layer.output_space(space), out
             layers.append(layer)
-        shared = coordinate_addition if shared_class_weights is None else shared_class_weights
+        shared = bool(coordinate_addition) if shared_class_weights is None else shared_class_weights
         layers.append(
             DenseCapsules(
                 types,
@@ -153,13 +157,15 @@ class CapsNet(nn.Module):
             )
         )
         self.layers = nn.ModuleList(layers)
-        self.norms = nn.ModuleList([self._norm(pose_norm, layer.in_channels) for layer in layers])
+        self.norms = nn.ModuleList([self._norm(pose_norm, layer.in_channels, n == 0) for n, layer in enumerate(layers)])
         self.class_norm = ClassNorm(classes) if class_norm else None
         self.decoder = Decoder(classes, self.pose, in_channels, self.image_size, decoder) if decoder else None
 
-    def _norm(self, kind: Literal["scale", "batch"] | None, types: int) -> nn.Module:
+    def _norm(self, kind: PoseNormName | None, types: int, first: bool) -> nn.Module:
         if kind == "batch":
             return CapsuleBatchNorm(types, self.pose)
+        if kind == "type":
+            return TypeBatchNorm(types, affine=first)
         return PoseNorm(types) if kind else nn.Identity()
 
     def primary_capsules(self, images: Float[Tensor, "B F H W"]) -> Capsules:

@@ -56,7 +56,7 @@ class PoseNorm(nn.Module):
 
 
 class CapsuleBatchNorm(nn.Module):
-    """Each pose element and logit of each type minus its mean, over its deviation (De Sousa Ribeiro et al. 2020).
+    """Each pose element and logit of each type minus its mean, over its deviation.
 
     Means and deviations are over batch and space, nothing is learned. Unlike `PoseNorm` this is not equivariant.
     """
@@ -70,6 +70,25 @@ class CapsuleBatchNorm(nn.Module):
         assert caps.logits is not None
         poses = _by_channel(self.poses, caps.poses.flatten(-3)).view_as(caps.poses)
         return Capsules.from_logits(poses, _by_channel(self.logits, caps.logits))
+
+
+class TypeBatchNorm(nn.Module):
+    """The same with one mean and one deviation for all elements of a type's poses (De Sousa Ribeiro et al. 2020).
+
+    What tells the elements of a pose apart stays. With `affine`, as the authors norm primary capsules, each type's
+    poses and logits are then scaled and shifted by learned numbers.
+    """
+
+    def __init__(self, channels: int, affine: bool = False) -> None:
+        super().__init__()
+        self.poses = BatchNorm2d(channels, affine=affine)
+        self.logits = BatchNorm2d(channels, affine=affine)
+
+    def forward(self, caps: Capsules) -> Capsules:
+        assert caps.logits is not None
+        flat = caps.poses.flatten(-2)
+        poses = _by_channel(self.poses, flat.transpose(-1, -2)).transpose(-1, -2)
+        return Capsules.from_logits(poses.reshape(caps.poses.shape), _by_channel(self.logits, caps.logits))
 
 
 class ClassNorm(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Start = Literal["identity", "noise"]
+Start = Literal["identity", "noise", "small"]
 
 
 def matrices(weight: Float[Tensor, "I J r k"], normalise: bool = True) -> Float[Tensor, "I J r k"]:
@@ -37,15 +37,18 @@ def start(weight: Float[Tensor, "I J r k"], how: Start, noise: float = 0.3) -> N
     """Fill `weight` with its starting values.
 
     Votes by noise average to almost nothing, so each layer would shrink the poses by an order of magnitude until all
-    votes look alike; the identity keeps them.
+    votes look alike; the identity keeps them. `small` noise is for routings with a prior, to which such votes are one.
     """
     if how == "identity":
         weight.normal_(std=noise)
         weight += torch.eye(*weight.shape[-2:], dtype=weight.dtype, device=weight.device)
     elif how == "noise":
         weight.normal_(std=weight.shape[-1] ** -0.5)
+    elif how == "small":
+        bound = (3 / (weight.shape[0] * weight.shape[-2] * weight.shape[-1])) ** 0.5
+        weight.uniform_(-bound, bound)
     else:
-        raise ValueError(f"start={how!r}: choose 'identity' (identity plus noise) or 'noise'")
+        raise ValueError(f"start={how!r}: choose 'identity' (identity plus noise), 'noise' or 'small' (noise)")
 
 
 def coordinates(space: tuple[int, ...], pose: tuple[int, int]) -> Float[Tensor, "taps D"]:

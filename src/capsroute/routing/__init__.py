@@ -22,11 +22,13 @@ from capsroute.routing.em import em
 from capsroute.routing.entropy import entropy
 from capsroute.routing.similarity import similarity
 from capsroute.routing.uniform import uniform
+from capsroute.routing.variational import variational
 
 ROUTINGS: dict[str, Callable[..., RoutingFactory]] = {
     "similarity": similarity,
     "connectionist": connectionist,
     "em": em,
+    "variational": variational,
     "dynamic": dynamic,
     "entropy": entropy,
     "uniform": uniform,
@@ -51,6 +53,7 @@ __all__ = [
     "resolve",
     "similarity",
     "uniform",
+    "variational",
 ]
 
 

@@ -45,6 +45,17 @@ class EMMemory(NamedTuple):
     iteration: int
 
 
+def moments(votes: Votes, inputs: Inputs, coupling: Edges) -> tuple[Outputs, Poses, Poses]:
+    """Mass, mean and variance of the votes for each output capsule, weighed by r_ij a_i."""
+    weights = coupling * inputs.activations.unsqueeze(-1)
+    mass = weights.sum(2)
+    # not clamped from below: a slope of 1 / tiny would overflow where nothing couples, as in a window of padding
+    share = weights / torch.where(mass < torch.finfo(mass.dtype).tiny, 1.0, mass).unsqueeze(2)
+    mean = weighted_sum(share, votes)
+    # not E[v²] - μ², which cancels
+    return mass, mean, weighted_sum(share, (votes - mean.unsqueeze(2)).square())
+
+
 class GaussianAggregation(Aggregation):
     """The M-step: weighted mean and variance of the votes, weighed by r_ij a_i."""
 
@@ -53,13 +64,8 @@ class GaussianAggregation(Aggregation):
         self.min_variance = min_variance
 
     def forward(self, votes: Votes, inputs: Inputs, coupling: Edges, memory: Memory) -> tuple[Poses, Memory]:
-        weights = coupling * inputs.activations.unsqueeze(-1)
-        mass = weights.sum(2)
-        # not clamped from below: a slope of 1 / tiny would overflow where nothing couples, as in a window of padding
-        share = weights / torch.where(mass < torch.finfo(mass.dtype).tiny, 1.0, mass).unsqueeze(2)
-        poses = weighted_sum(share, votes)
-        # not E[v²] - μ², which cancels
-        variances = weighted_sum(share, (votes - poses.unsqueeze(2)).square()) + self.min_variance
+        mass, poses, variances = moments(votes, inputs, coupling)
+        variances = variances + self.min_variance
         return poses, EMMemory(variances, mass, 0 if memory is None else memory.iteration + 1)
 
 

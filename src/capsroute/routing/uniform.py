@@ -27,16 +27,18 @@ from capsroute.routing.dynamic import dynamic
 from capsroute.routing.em import em
 from capsroute.routing.entropy import entropy
 from capsroute.routing.similarity import similarity
+from capsroute.routing.variational import variational
 
 CONTROLS: dict[str, Callable[..., RoutingFactory]] = {
     "similarity": similarity,
     "connectionist": connectionist,
     "em": em,
+    "variational": variational,
     "dynamic": dynamic,
     "entropy": entropy,
 }
 # Their capsules depend on couplings and votes alone: with flat couplings, forming them again changes nothing.
-_FORMED_ONCE = ("similarity", "dynamic", "entropy")
+_FORMED_ONCE = ("similarity", "variational", "dynamic", "entropy")
 
 
 class FlatCompatibility(Compatibility):

@@ -40,7 +40,7 @@ DATA: dict[str, DataConfig] = {
     "affnist": DataConfig("affnist"),
     "multimnist": DataConfig("multimnist"),
 }
-ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
+ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
 KINDS = (
     *(f"{routing}{deep}" for deep in ("", "-deep") for routing in (*ROUTINGS, "cnn")),
     *(f"{routing}-fine" for routing in ROUTINGS),
@@ -60,6 +60,8 @@ EM: dict[str, Any] = {
     "routing_options": {"iterations": 2, "inverse_temperature": 0.05},
     "coordinate_addition": True,
 }
+# The authors' norm, start and coordinates; their prior knows how large votes are.
+VARIATIONAL: dict[str, Any] = {"pose_norm": "type", "weight_start": "small", "coordinate_addition": 0.1}
 # Four convolutions to a quarter of the image's side, then few capsules: a third of the paper's votes.
 DEEP: dict[str, Any] = {
     "stem": [[32, 5, 2], [32, 3, 1], [48, 3, 2], [64, 3, 1]],
@@ -190,7 +192,9 @@ def _crops(config: Config) -> Config:
         "class_norm": True,
     }
     if config.model["routing"] == "em":
-        model["routing_options"] = {**EM["routing_options"], "competition": "window"}  # as theirs
+        model["routing_options"] = {**EM["routing_options"], "competition": "window"}
+    if config.model["routing"] == "variational":
+        model |= VARIATIONAL
     plain = {"crop": 32, "standardise": "crop", "brightness": 0, "contrast": 0}
     return replace(
         config,

@@ -1,9 +1,10 @@
-"""Fused EM routing (Hinton, Sabour & Frosst 2018), and its control with flat couplings."""
+"""Fused EM routing (Hinton, Sabour & Frosst 2018), variational routing, and their controls with flat couplings."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from capsroute import ops
@@ -11,6 +12,7 @@ from capsroute.ops.em.op import em
 from capsroute.routing.algorithm import Routing
 from capsroute.routing.em import CostActivation, GaussianAggregation, GaussianCompatibility
 from capsroute.routing.uniform import FlatCompatibility
+from capsroute.routing.variational import EntropyActivation, PosteriorAggregation, PosteriorCompatibility
 
 
 def _operator(
@@ -37,6 +39,16 @@ def _operator(
     )
 
 
+def _variational(
+    routing: Routing, poses: Tensor, logits: Tensor, matrices: Tensor, offset: Tensor | None, index: Tensor
+) -> tuple[Tensor, Tensor]:
+    beta = cast(EntropyActivation, routing.activation).beta.expand(matrices.shape[1])
+    prior = cast(PosteriorAggregation, routing.aggregation).prior
+    scales = [1.0] * (1 if isinstance(routing.compatibility, FlatCompatibility) else routing.updates + 1)
+    unused, parents = torch.zeros_like(beta), routing.competition == "parents"
+    return em(poses, logits, matrices, offset, index, unused, beta, scales, parents, 0.0, prior)
+
+
 def _accepts(routing: Routing) -> bool:
     """Couplings that sum to one over the parents of an input; a flat compatibility whose inner one is not asked."""
     return routing.competition != "inputs" and getattr(routing.compatibility, "inner", None) is None
@@ -44,3 +56,5 @@ def _accepts(routing: Routing) -> bool:
 
 for _compatibility in (GaussianCompatibility, FlatCompatibility):
     ops.register((_compatibility, GaussianAggregation, CostActivation), _operator, name="em", accepts=_accepts)
+for _compatibility in (PosteriorCompatibility, FlatCompatibility):
+    ops.register((_compatibility, PosteriorAggregation, EntropyActivation), _variational, name="em", accepts=_accepts)

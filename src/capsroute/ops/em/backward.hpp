@@ -1,7 +1,7 @@
 // The backward pass of EM routing for one group of positions, M-step by M-step from the last to the first.
 #pragma once
 
-#include "plan.hpp"
+#include "posterior.hpp"
 #include "terms.hpp"
 
 namespace capsroute {
@@ -20,9 +20,12 @@ struct Workspace {
   Buffer weights;       // [T][lanes]: of one output capsule
   Buffer worths;        // [lanes]
   Buffer by_child;      // [N]
+  Buffer score_sums;    // [J]: the gradients of a position's scores, summed over the inputs
   Buffer slopes;        // [2 T - 1][2 D]
   Buffer grad_window, grad_votes;
   std::vector<Term> terms;
+  std::vector<Posterior> beliefs;    // with a prior: of each type of a position
+  double grad_everyone = 0.0;        // and the gradient of the sum of their counts
   float *grad_weight, *grad_offset;  // the thread's
   double *beta_use, *beta_activate;  // [J], the thread's; doubles, since they sum over all output capsules
 
@@ -38,6 +41,7 @@ struct Workspace {
         weights(plan.in.steps * plan.g.lanes()),
         worths(plan.g.lanes()),
         by_child(plan.g.inputs),
+        score_sums(plan.g.outputs),
         slopes((2 * plan.in.steps - 1) * 2 * plan.g.out()),
         grad_window(plan.g.lanes() * plan.g.in()),
         grad_votes(kTogether * kLanes * plan.g.out()),
@@ -77,29 +81,52 @@ void recompute(Shape shape, int64_t output, int64_t p, int64_t j, const float* v
   }
 }
 
-// From the scores of M-step t's votes, made for the next one, to its moments; returns the gradient of its logit.
-template <class Shape>
-float scores_backward(Shape shape, int64_t t, int64_t p, int64_t j, const float* votes, const Moments& m, Workspace& w,
-                      const MomentGradients& grad) {
-  float* grad_score = w.edge(w.grad_scores, t + 1, p, j);
-  const float *coupling = w.edge(w.couplings, t + 1, p, j), *met = w.lane_row(w.met, p);
-  Vec all = {};
-  for (int i = 0; i < w.plan.g.lanes(); i += kLanes) {
-    const Vec z = load(grad_score + i) - load(coupling + i) * load(met + i);
-    store(grad_score + i, z);
-    all += z;
+// The gradients of the scores that M-step t made for the next one, of all types of a position; so far those of the
+// couplings' logarithms.
+inline void competition_backward(int64_t t, int64_t p, Workspace& w) {
+  const float* met = w.lane_row(w.met, p);
+  for (int64_t j = 0; j < w.plan.g.outputs; ++j) {
+    float* grad_score = w.edge(w.grad_scores, t + 1, p, j);
+    const float* coupling = w.edge(w.couplings, t + 1, p, j);
+    Vec all = {};
+    for (int i = 0; i < w.plan.g.lanes(); i += kLanes) {
+      const Vec z = load(grad_score + i) - load(coupling + i) * load(met + i);
+      store(grad_score + i, z);
+      all += z;
+    }
+    w.score_sums.get()[j] = sum(all);
   }
-  const float sum_of_all = sum(all);
-  weighted_gaps(shape.out, w.plan.g.blocks(), grad_score, votes, m.mean, grad.mean, grad.variance);
-  for (int d = 0; d < shape.out; ++d) {
-    const float precision = 1.0f / m.variance[d];
-    grad.mean[d] *= precision;
-    grad.variance[d] = 0.5f * precision * (grad.variance[d] * precision - sum_of_all);
-  }
-  return sum_of_all * sigmoid(-w.plan.logit(t, j, m));
 }
 
-// From the logit of M-step t to the variances and, returned, the mass.
+// With a prior: what is believed of all types of a position after M-step t, and the gradient of their counts' sum.
+inline void shares_backward(const Gradients& grads, int64_t image, int64_t position, int64_t t, Workspace& w) {
+  const Plan& plan = w.plan;
+  const Digamma counts = everyone(plan, image, position, t);
+  double all = 0.0;
+  w.beliefs.clear();
+  for (int64_t j = 0; j < plan.g.outputs; ++j) {
+    const int64_t output = plan.output(image, position, j);
+    w.beliefs.emplace_back(plan, plan.moments(output, t), counts);
+    const Posterior& belief = w.beliefs.back();
+    all += t + 1 == plan.in.steps ? -grads.logits[output] * std::exp(belief.log_share.value) * belief.entropy
+                                  : w.score_sums.get()[j];
+  }
+  w.grad_everyone = -counts.slope * all;
+}
+
+// From the scores that M-step t made for the next one to the Gaussian that made them: centre and squared width.
+template <class Shape>
+void scores_backward(Shape shape, int64_t t, int64_t p, int64_t j, const float* votes, const Moments& m, Workspace& w,
+                     const MomentGradients& grad) {
+  weighted_gaps(shape.out, w.plan.g.blocks(), w.edge(w.grad_scores, t + 1, p, j), votes, m.centre, grad.mean, grad.variance);
+  for (int d = 0; d < shape.out; ++d) {
+    const float precision = 1.0f / m.width[d];
+    grad.mean[d] *= precision;
+    grad.variance[d] *= 0.5f * precision * precision;
+  }
+}
+
+// EM: from the logit of M-step t to the variances and, returned, the mass.
 template <class Shape>
 float logit_backward(Shape shape, int64_t t, int64_t j, float grad_logit, const Moments& m, Workspace& w,
                      const MomentGradients& grad) {
@@ -108,6 +135,30 @@ float logit_backward(Shape shape, int64_t t, int64_t j, float grad_logit, const 
   w.beta_use[j] += static_cast<double>(grad_cost) * shape.out;
   for (int d = 0; d < shape.out; ++d) grad.variance[d] += 0.5f * grad_cost / m.variance[d];
   return -grad_scaled * w.plan.cost(j, m);
+}
+
+// From centre and squared width, and from what all scores of a capsule have in common or, of the last M-step, from its logit,
+// to mean and variance and, returned, the mass.
+template <class Shape>
+float gaussian_backward(Shape shape, int64_t t, int64_t j, float grad_logit, const Moments& m, Workspace& w,
+                        const MomentGradients& grad) {
+  const bool last = t + 1 == w.plan.in.steps;
+  const float sum_of_all = last ? 0.0f : w.score_sums.get()[j];
+  if (w.plan.in.prior) {
+    const Posterior& belief = w.beliefs[j];
+    const double share = std::exp(belief.log_share.value);
+    w.beta_activate[j] += last ? grad_logit : 0.0f;
+    const double grad_share = last ? -grad_logit * share * belief.entropy : sum_of_all;
+    const double grad_precision = 0.5 * (last ? grad_logit * share : sum_of_all);
+    const double grad_kappa = 0.5 * sum_of_all * shape.out / (belief.kappa * belief.kappa);
+    return static_cast<float>(w.grad_everyone) +
+           shrink_backward(w.plan, belief, m, grad_share, grad_precision, grad_kappa, grad.mean, grad.variance);
+  }
+  if (!last) {
+    for (int d = 0; d < shape.out; ++d) grad.variance[d] -= 0.5f * sum_of_all / m.variance[d];
+    grad_logit = sum_of_all * sigmoid(-w.plan.logit(t, j, m));
+  }
+  return logit_backward(shape, t, j, grad_logit, m, w, grad);
 }
 
 // From the moments of M-step t to the logarithms of its weights, which are those of couplings and of activations.
@@ -172,8 +223,8 @@ void vote_terms(Shape shape, int64_t output, int64_t p, int64_t j, Windows& wind
     slope += 2 * shape.out;
     if (t + 1 == plan.in.steps) return;
     for (int d = 0; d < shape.out; ++d) {
-      slope[d] = -1.0f / m.variance[d];
-      slope[shape.out + d] = slope[d] * (last[d] - m.mean[d]);
+      slope[d] = -1.0f / m.width[d];
+      slope[shape.out + d] = slope[d] * (last[d] - m.centre[d]);
     }
     w.terms.push_back({w.edge(w.grad_scores, t + 1, p, j), slope});
     slope += 2 * shape.out;
@@ -218,9 +269,9 @@ void backward_output(Shape shape, Plan& plan, const Gradients& grads, int64_t ou
     std::fill_n(grad.variance, shape.out, 0.0f);
     grad_logit = grads.logits[output];
   } else {
-    grad_logit = scores_backward(shape, t, p, j, votes, m, w, grad);
+    scores_backward(shape, t, p, j, votes, m, w, grad);
   }
-  const float grad_mass = logit_backward(shape, t, j, grad_logit, m, w, grad);
+  const float grad_mass = gaussian_backward(shape, t, j, grad_logit, m, w, grad);
   const float* weights = windows.flat(p);
   if (t) {
     multiply_rows(plan.g.lanes(), w.edge(w.couplings, t, p, j), windows.activations(p), w.weights.get());
@@ -240,6 +291,8 @@ void backward_group(Shape shape, Plan& plan, const Gradients& grads, int64_t ima
         for (int64_t row = 0; row < 2 * t; ++row)
           std::copy_n(plan.shares(image, row / 2, first + p) + row % 2 * g.window, g.window, w.lane_row(w.shares, row));
       if (t == 0) std::fill_n(w.grad_window.get(), g.lanes() * g.in(), 0.0f);
+      if (t + 1 < plan.in.steps) competition_backward(t, p, w);
+      if (plan.in.prior) shares_backward(grads, image, first + p, t, w);
       for (int64_t j = 0; j < g.outputs; ++j)
         backward_output(shape, plan, grads, plan.output(image, first + p, j), t, p, j, windows, w);
       if (t == 0)

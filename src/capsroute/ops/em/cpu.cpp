@@ -6,6 +6,7 @@
 // or one. README.md derives what is computed here.
 #include "backward.hpp"
 #include "e_step.hpp"
+#include "posterior.hpp"
 
 namespace capsroute {
 namespace {
@@ -19,24 +20,35 @@ void m_step(Shape shape, const Plan& plan, const float* votes, const float* weig
   weighted_squares(shape.out, blocks, weights, votes, m.mean, m.variance);
   for (int d = 0; d < shape.out; ++d) m.variance[d] = m.variance[d] * inverse + plan.least_variance();
   *m.mass = mass;
+  if (plan.in.prior) shrink(plan, m);
 }
 
 // The logits of the output capsules of a position, once all their moments are there: logarithms are slow to arrive, so they
 // are taken in one go. What all scores of a capsule have in common is large; counted from the group's first, it loses less.
 void logits(const Plan& plan, int64_t image, int64_t position, bool first, int64_t t, EStep& e) {
   const Geometry& g = plan.g;
+  const Digamma counts = plan.in.prior ? everyone(plan, image, position, t) : Digamma{};
   for (int64_t j = 0; j < g.outputs; ++j) {
     const int64_t o = plan.output(image, position, j);
     const Moments m = plan.moments(o, t);
-    const double spread = 0.5 * sum_of_logs(static_cast<int>(g.out()), m.variance);
-    *m.spread = static_cast<float>(spread);
-    const float logit = plan.logit(t, j, m);
-    const double base = (log_sigmoid(logit) - spread) / std::log(2.0);
+    double spread = 0.5 * sum_of_logs(static_cast<int>(g.out()), m.width), base;
+    float logit;
+    if (plan.in.prior) {
+      spread += 0.5 * g.out() * std::log(static_cast<double>(plan.in.prior[3] + *m.mass));  // that of the scatter
+      *m.spread = static_cast<float>(spread);
+      const Posterior belief(plan, m, counts);
+      logit = belief.logit(plan.in.beta_activate[j]);
+      base = belief.base(g.out()) / std::log(2.0);
+    } else {
+      *m.spread = static_cast<float>(spread);
+      logit = plan.logit(t, j, m);
+      base = (log_sigmoid(logit) - spread) / std::log(2.0);
+    }
     if (first && j == 0) e.origin = base;
     *m.base = static_cast<float>(base - e.origin);
     e.bases.get()[j] = *m.base;
     if (t + 1 < plan.in.steps) continue;
-    std::copy_n(m.mean, g.out(), plan.out.poses + o * g.out());
+    std::copy_n(m.centre, g.out(), plan.out.poses + o * g.out());
     plan.out.logits[o] = logit;
   }
 }

@@ -6,14 +6,21 @@
 namespace capsroute {
 namespace {
 
-// What one M-step found: [D] means and [D] variances, the mass, the sum of the logarithms of the deviations, and what the
-// scores of all votes for the capsule have in common.
+// What one M-step found: [D] means and [D] variances; centre and squared width of the Gaussian that scores votes for it, which
+// with a prior are `apart` from those; the mass, the sum of the logarithms of the deviations, and what the scores of all
+// votes for the capsule have in common.
 struct Moments {
-  float *mean, *variance, *mass, *spread, *base;
+  float *mean, *variance, *centre, *width, *mass, *spread, *base;
 
-  Moments(float* at, int64_t size)
-      : mean(at), variance(at + size), mass(variance + size), spread(mass + 1), base(spread + 1) {}
-  static int64_t floats(int64_t size) { return 2 * size + 3; }
+  Moments(float* at, int64_t size, bool apart)
+      : mean(at),
+        variance(at + size),
+        centre(apart ? variance + size : mean),
+        width(apart ? centre + size : variance),
+        mass(width + size),
+        spread(mass + 1),
+        base(spread + 1) {}
+  static int64_t floats(int64_t size, bool apart) { return (apart ? 4 : 2) * size + 3; }
 };
 
 // out = a * b; returns the sum.
@@ -122,19 +129,19 @@ inline double sum_of_logs(int size, const float* x) {
 inline float sigmoid(float x) { return x < 0.0f ? std::exp(x) / (1.0f + std::exp(x)) : 1.0f / (1.0f + std::exp(-x)); }
 inline double log_sigmoid(double x) { return std::min(x, 0.0) - std::log(1.0 + std::exp(-std::abs(x))); }
 
-// The E-step's scores in base 2, without their base: -sum over d of precision[d] (v - mean)[d]^2.
+// The E-step's scores in base 2, without their base: -sum over d of precision[d] (v - centre)[d]^2.
 struct Scores {
-  const float* mean;
+  const float* centre;
   alignas(64) float precision[kMaxPose];
 
-  Scores(int size, const Moments& m) : mean(m.mean) {
-    for (int d = 0; d < size; ++d) precision[d] = -0.5f * kLog2E / m.variance[d];
+  Scores(int size, const Moments& m) : centre(m.centre) {
+    for (int d = 0; d < size; ++d) precision[d] = -0.5f * kLog2E / m.width[d];
   }
 
   template <int N>
   CAPSROUTE_INLINE Pack<N> of(int size, const float* rows) const {
     return add_up<N>(size, [&](int d, const Pack<N>& total) __attribute__((always_inline)) {
-      const Pack<N> gap = mean[d] - load<N>(rows + d * kLanes, size);
+      const Pack<N> gap = centre[d] - load<N>(rows + d * kLanes, size);
       return total + gap * gap * precision[d];
     });
   }

@@ -16,11 +16,12 @@ struct Inputs {
   const float* constants;  // the least variance, then the inverse temperature of each M-step
   int64_t steps;           // T, M-steps
   int64_t parents;         // 1: a child's couplings compete over all its parents; 0: over the types of each window
+  const float* prior;      // alpha, kappa, scatter and degrees of variational routing; null for EM
 };
 
 struct Outputs {
   float *poses, *logits;
-  float* trail;   // [B, P, J, T, 2 D + 3]: the moments of each M-step
+  float* trail;   // [B, P, J, T, 2 D + 3], with a prior 4 D + 3: the moments of each M-step
   float* shares;  // [B, T - 1, P, 2, I]: of each E-step's softmax, the shift and the inverse sum for each input
 };
 
@@ -67,7 +68,7 @@ struct Plan {
     return (image * g.positions + position) * g.outputs + j;
   }
   Moments moments(int64_t output, int64_t t) const {
-    return Moments(out.trail + (output * in.steps + t) * Moments::floats(g.out()), g.out());
+    return Moments(out.trail + (output * in.steps + t) * Moments::floats(g.out(), in.prior), g.out(), in.prior);
   }
   float* shares(int64_t image, int64_t t, int64_t position) const {
     return out.shares + ((image * (in.steps - 1) + t) * g.positions + position) * 2 * g.window;
