@@ -171,7 +171,8 @@ def test_bf16_autocast(name):
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in layer.parameters() if p.grad is not None)
     close = cr.Capsules.from_logits(out.poses.float(), out.logits.float())
-    assert_capsules_close(close, expected, 0.1)
+    # a difference of two close votes is all that variational couplings are made of
+    assert_capsules_close(close, expected, 0.2 if name == "variational" else 0.1)
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
@@ -194,7 +195,15 @@ def test_compiles_to_native_code():
 def test_trace_counts_as_each_paper_does():
     caps = random_capsules(1, (4,), 2, (4, 4))
     formed = {name: len(list(cr.ConvCapsules1d(2, 3, 3, routing=name, fused=False).trace(caps))) for name in ROUTINGS}
-    assert formed == {"similarity": 4, "connectionist": 4, "em": 3, "dynamic": 3, "entropy": 3, "uniform": 1}
+    assert formed == {
+        "similarity": 4,
+        "connectionist": 4,
+        "em": 3,
+        "variational": 3,
+        "dynamic": 3,
+        "entropy": 3,
+        "uniform": 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,31 @@ def test_batch_norm_of_capsules_centres_each_pose_element_and_logit():
     assert net(torch.randn(2, 1, 16, 16)).logits.shape == (2, 5)
 
 
+def test_type_norm_keeps_what_tells_pose_elements_apart():
+    net = cr.CapsNet(image_size=16, stem=(8, 3, 2), capsules=((4, 3, 1),), pose_norm="type", fused=False)
+    norm, later = net.norms
+    assert [len(list(each.parameters())) for each in (norm, later)] == [4, 0]
+    caps = random_capsules(64, (3, 3), 8, (4, 4))
+    shape = torch.randn(4, 4)
+    caps = caps._replace(poses=torch.arange(1.0, 9)[:, None, None] * (caps.poses + shape))
+    seen = norm(caps)
+    torch.testing.assert_close(seen.poses.mean((0, 1, 2, 4, 5)), torch.zeros(8), rtol=0, atol=1e-4)
+    torch.testing.assert_close(seen.poses.var((0, 1, 2, 4, 5)), torch.ones(8), rtol=0.01, atol=0)
+    kept = torch.corrcoef(torch.stack([seen.poses.mean((0, 1, 2, 3)).flatten(), shape.flatten()]))[0, 1]
+    assert kept > 0.99
+    for _ in range(100):
+        norm(caps)
+    assert_capsules_close(norm.eval()(caps), norm.train()(caps), 1e-2)
+
+
+def test_coordinates_may_be_made_small():
+    whole, tenth = (
+        cr.CapsNet(image_size=16, stem=(8, 3, 2), capsules=((4, 3, 1),), coordinate_addition=how) for how in (True, 0.1)
+    )
+    torch.testing.assert_close(tenth.layers[-1].coordinates, 0.1 * whole.layers[-1].coordinates)
+    assert tenth.layers[-1].shared
+
+
 @pytest.mark.parametrize(
     "net",
     [
@@ -222,7 +247,7 @@ def test_a_damaged_or_missing_network_is_one_line(tmp_path):
         (lambda: cr.CapsNet(["em"]), "1 routings for 3 capsule layers"),
         (lambda: cr.CapsNet(["em"] * 3, share_routing=True), "a list already says all"),
         (lambda: cr.CapsNet(cr.routing.em(), routing_options={"iterations": 1}), "given by name"),
-        (lambda: cr.CapsNet(pose_norm="layer"), "choose 'scale'"),
+        (lambda: cr.CapsNet(pose_norm="layer"), "choose 'scale', 'batch', 'type'"),
         (lambda: cr.CapsNet(routing_options={"iteration": 1}), "unexpected keyword"),
         (lambda: cr.CapsNet()(torch.zeros(2, 3, 32, 32)), "takes .batch, 1, 32, 32"),
         (lambda: cr.CapsNet().reconstruct(random_capsules(1, (), 5, (4, 4))), "no decoder"),

@@ -5,16 +5,17 @@
 
 using namespace driver;
 
-static void run(const capsroute::Geometry& g, int64_t steps, int64_t parents, bool has_offset) {
+static void run(const capsroute::Geometry& g, int64_t steps, int64_t parents, bool has_offset, bool bayes) {
   const int64_t size = g.rows_out * g.cols, outputs = g.batch * g.positions * g.outputs;
   const auto index = table(g);
   const auto poses = made(g.batch * g.inputs * g.rows_in * g.cols), logits = made(g.batch * g.inputs, 3.0f);
   const auto weight = made(g.window * g.outputs * g.rows_out * g.rows_in), offset = made(has_offset ? g.window * size : 0);
   const auto beta_use = made(g.outputs), beta_activate = made(g.outputs), constants = Floats(1 + steps, 1e-2f);
+  const Floats prior = {1.0f, 1.0f, 1.0f, static_cast<float>(size + 1)};
   const capsroute::Inputs in{poses.data(),    logits.data(),        weight.data(),    has_offset ? offset.data() : nullptr,
                              index.data(),    beta_use.data(),      beta_activate.data(), constants.data(),
-                             steps,           parents};
-  auto out_poses = unset(outputs * size), out_logits = unset(outputs), trail = unset(outputs * steps * (2 * size + 3)),
+                             steps,           parents,              bayes ? prior.data() : nullptr};
+  auto out_poses = unset(outputs * size), out_logits = unset(outputs), trail = unset(outputs * steps * ((bayes ? 4 : 2) * size + 3)),
        shares = unset(g.batch * (steps - 1) * g.positions * 2 * g.window);
   const capsroute::Outputs out{out_poses.data(), out_logits.data(), trail.data(), shares.data()};
   expect(capsroute_em_forward(&g, &in, &out), 0, "em forward");
@@ -39,6 +40,7 @@ static void run(const capsroute::Geometry& g, int64_t steps, int64_t parents, bo
 
 int main() {
   grid([](const capsroute::Geometry& g) {
-    for (int64_t parents : {0, 1}) run(g, between(1, 4), parents, between(0, 1) == 1);
+    for (int64_t parents : {0, 1})
+      for (bool bayes : {false, true}) run(g, between(1, 4), parents, between(0, 1) == 1, bayes);
   });
 }

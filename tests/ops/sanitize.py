@@ -28,7 +28,13 @@ ROUTINGS = {
         routing.similarity(lambdas=(0.01, 0.01)),
         routing.uniform(),
     ],
-    "em": [routing.em(), routing.em(competition="window"), routing.uniform(control="em")],
+    "em": [
+        routing.em(),
+        routing.em(competition="window"),
+        routing.uniform(control="em"),
+        routing.variational(),
+        routing.variational(competition="window"),
+    ],
     "dynamic": [routing.dynamic(), routing.entropy(), routing.uniform(control="dynamic")],
     "connectionist": [routing.connectionist(), routing.connectionist(f_hidden=(5, 3), g_hidden=(7,), units=3)],
 }

@@ -40,6 +40,14 @@ class TestEMWindow(RoutingConformance):
     routing = staticmethod(routing.em(competition="window"))
 
 
+class TestVariational(RoutingConformance):
+    routing = "variational"
+
+
+class TestVariationalWindow(RoutingConformance):
+    routing = staticmethod(routing.variational(competition="window", kappa=0.5, degrees=4.0))
+
+
 class TestDynamic(RoutingConformance):
     routing = "dynamic"
 
@@ -52,7 +60,7 @@ class TestUniform(RoutingConformance):
     routing = "uniform"
 
 
-@pytest.mark.parametrize("control", ["connectionist", "em", "dynamic"])
+@pytest.mark.parametrize("control", ["connectionist", "em", "variational", "dynamic"])
 class TestUniformControls(RoutingConformance):
     @pytest.fixture(autouse=True)
     def _control(self, control):

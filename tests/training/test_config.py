@@ -11,7 +11,7 @@ from capsroute.models import count_parameters
 from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, LossConfig, differences
 
-ROUTINGS = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform")
+ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
 NAMES = (
     {
         f"{data}-{routing}{deep}"

@@ -78,7 +78,9 @@ def test_two_ranks_one_dies_and_one_finishes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["model.pose_norm=scale", "model.pose_norm=batch", "model.class_norm=true"])
+@pytest.mark.parametrize(
+    "norm", ["model.pose_norm=scale", "model.pose_norm=batch", "model.pose_norm=type", "model.class_norm=true"]
+)
 def test_one_rank_then_two(norm: str, tmp_path: Path) -> None:
     config = tiny("epochs=6", SMOOTH, norm)
     alone = train(config, out="alone", watcher=Notes())

@@ -108,7 +108,9 @@ def _build(shape: LayerShape, iterations: int, competition: Competition, prior: 
     if not prior.degrees:
         prior = prior._replace(degrees=shape.pose_size + 1.0)
     if prior.degrees <= shape.pose_size - 1:
-        raise ValueError(f"degrees={prior.degrees}: poses of {shape.pose_size} elements need more than one less of them")
+        raise ValueError(
+            f"degrees={prior.degrees}: poses of {shape.pose_size} elements need more than one less of them"
+        )
     return Routing(
         PosteriorCompatibility(),
         EntropyActivation(shape.outputs),

@@ -60,8 +60,15 @@ EM: dict[str, Any] = {
     "routing_options": {"iterations": 2, "inverse_temperature": 0.05},
     "coordinate_addition": True,
 }
-# The authors' norm, start and coordinates; their prior knows how large votes are.
-VARIATIONAL: dict[str, Any] = {"pose_norm": "type", "weight_start": "small", "coordinate_addition": 0.1}
+# The authors' norms, start and coordinates: the prior knows how large votes are, and class logits hardly differ before
+# they are normed.
+VARIATIONAL: dict[str, Any] = {
+    "coordinate_addition": 0.1,
+    "normalise": False,
+    "pose_norm": "type",
+    "class_norm": True,
+    "weight_start": "small",
+}
 # Four convolutions to a quarter of the image's side, then few capsules: a third of the paper's votes.
 DEEP: dict[str, Any] = {
     "stem": [[32, 5, 2], [32, 3, 1], [48, 3, 2], [64, 3, 1]],
@@ -116,6 +123,8 @@ def _recipe(data: str, kind: str) -> Config:
         model |= EM
         if data != "multimnist" and not deep:  # the spread loss knows one label alone
             loss = LossConfig("spread")
+    if routing == "variational":
+        model |= VARIATIONAL
     if data == "multimnist" and routing != "cnn":
         loss = LossConfig("margin")
     config = Config(recipe=f"{data}-{kind}", data=DATA[data], model=model, loss=loss)
@@ -152,7 +161,7 @@ def _for_new_toys(config: Config) -> Config:
     Validation on their other views soon has no error left to choose by, while new toys gain until the rate has fallen
     to zero (docs/experiments.md): the last parameters are the ones.
     """
-    model = config.model if config.model["network"] == "ConvNet" else {**config.model, "pose_norm": "batch"}
+    model = config.model if config.model["network"] == "ConvNet" else {"pose_norm": "batch", **config.model}
     return replace(
         config,
         model=model,
@@ -190,16 +199,15 @@ def _crops(config: Config) -> Config:
         "normalise": False,
         "pose_norm": "batch",
         "class_norm": True,
+        **config.model,
     }
-    if config.model["routing"] == "em":
+    if model["routing"] == "em":
         model["routing_options"] = {**EM["routing_options"], "competition": "window"}
-    if config.model["routing"] == "variational":
-        model |= VARIATIONAL
     plain = {"crop": 32, "standardise": "crop", "brightness": 0, "contrast": 0}
     return replace(
         config,
         data=replace(config.data, transform={**config.data.transform, **plain}),
-        model={**config.model, **model},
+        model=model,
         loss=LossConfig("bounded"),
         schedule=ScheduleConfig("cosine"),
         epochs=100,

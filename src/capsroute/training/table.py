@@ -20,7 +20,7 @@ from capsroute.training.recipes import kind_of
 from capsroute.training.run import read_json
 from capsroute.training.watch import clock
 
-ORDER = ("similarity", "connectionist", "em", "dynamic", "entropy", "uniform", "cnn", "others")
+ORDER = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform", "cnn", "others")
 TITLES = {
     "mnist": "MNIST",
     "smallnorb": "smallNORB",

@@ -148,9 +148,7 @@ def _autograd(ctx: Any, grad_poses: Tensor | None, grad_logits: Tensor | None, *
 em_forward.register_autograd(_autograd, setup_context=_setup_context)
 
 
-def _constants(
-    min_variance: float, scales: Sequence[float], prior: Sequence[float]
-) -> tuple[Tensor, Tensor | None]:
+def _constants(min_variance: float, scales: Sequence[float], prior: Sequence[float]) -> tuple[Tensor, Tensor | None]:
     constants = torch.tensor([min_variance, *scales], dtype=torch.float32)
     return constants, torch.tensor(prior, dtype=torch.float32) if prior else None
 
