@@ -11,10 +11,10 @@ static void run(const capsroute::Geometry& g, int64_t steps, int64_t parents, bo
   const auto poses = made(g.batch * g.inputs * g.rows_in * g.cols), logits = made(g.batch * g.inputs, 3.0f);
   const auto weight = made(g.window * g.outputs * g.rows_out * g.rows_in), offset = made(has_offset ? g.window * size : 0);
   const auto beta_use = made(g.outputs), beta_activate = made(g.outputs), constants = Floats(1 + steps, 1e-2f);
-  const Floats prior = {1.0f, 1.0f, 1.0f, static_cast<float>(size + 1)};
+  const capsroute::Prior prior{1.0f, 1.0f, 1.0f, static_cast<float>(size + 1)};
   const capsroute::Inputs in{poses.data(),    logits.data(),        weight.data(),    has_offset ? offset.data() : nullptr,
                              index.data(),    beta_use.data(),      beta_activate.data(), constants.data(),
-                             steps,           parents,              bayes ? prior.data() : nullptr};
+                             steps,           parents,              bayes ? &prior : nullptr};
   auto out_poses = unset(outputs * size), out_logits = unset(outputs), trail = unset(outputs * steps * ((bayes ? 4 : 2) * size + 3)),
        shares = unset(g.batch * (steps - 1) * g.positions * 2 * g.window);
   const capsroute::Outputs out{out_poses.data(), out_logits.data(), trail.data(), shares.data()};

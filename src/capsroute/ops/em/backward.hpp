@@ -137,8 +137,8 @@ float logit_backward(Shape shape, int64_t t, int64_t j, float grad_logit, const 
   return -grad_scaled * w.plan.cost(j, m);
 }
 
-// From centre and squared width, and from what all scores of a capsule have in common or, of the last M-step, from its logit,
-// to mean and variance and, returned, the mass.
+// From centre and squared width, and from what all scores of a capsule have in common or, of the last M-step, from its
+// logit, to mean and variance and, returned, the mass.
 template <class Shape>
 float gaussian_backward(Shape shape, int64_t t, int64_t j, float grad_logit, const Moments& m, Workspace& w,
                         const MomentGradients& grad) {

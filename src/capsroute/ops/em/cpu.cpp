@@ -34,7 +34,7 @@ void logits(const Plan& plan, int64_t image, int64_t position, bool first, int64
     double spread = 0.5 * sum_of_logs(static_cast<int>(g.out()), m.width), base;
     float logit;
     if (plan.in.prior) {
-      spread += 0.5 * g.out() * std::log(static_cast<double>(plan.in.prior[3] + *m.mass));  // that of the scatter
+      spread += 0.5 * g.out() * std::log(static_cast<double>(plan.in.prior->degrees + *m.mass));  // that of the scatter
       *m.spread = static_cast<float>(spread);
       const Posterior belief(plan, m, counts);
       logit = belief.logit(plan.in.beta_activate[j]);

@@ -6,9 +6,9 @@
 namespace capsroute {
 namespace {
 
-// What one M-step found: [D] means and [D] variances; centre and squared width of the Gaussian that scores votes for it, which
-// with a prior are `apart` from those; the mass, the sum of the logarithms of the deviations, and what the scores of all
-// votes for the capsule have in common.
+// What one M-step found: [D] means and [D] variances; centre and squared width of the Gaussian that scores votes, which with
+// a prior are `apart` from those; the mass, the sum of the logarithms of the deviations, and what the scores of all votes
+// for the capsule have in common.
 struct Moments {
   float *mean, *variance, *centre, *width, *mass, *spread, *base;
 

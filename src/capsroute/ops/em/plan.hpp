@@ -8,6 +8,11 @@
 namespace capsroute {
 namespace {
 
+// Of variational routing: the Dirichlet, the Gaussian and the Wishart distribution that every capsule starts from.
+struct Prior {
+  float alpha, kappa, scatter, degrees;
+};
+
 // One call's tensors; all contiguous, in the shapes of op.py.
 struct Inputs {
   const float *poses, *logits, *weight, *offset;
@@ -16,7 +21,7 @@ struct Inputs {
   const float* constants;  // the least variance, then the inverse temperature of each M-step
   int64_t steps;           // T, M-steps
   int64_t parents;         // 1: a child's couplings compete over all its parents; 0: over the types of each window
-  const float* prior;      // alpha, kappa, scatter and degrees of variational routing; null for EM
+  const Prior* prior;      // null for EM
 };
 
 struct Outputs {

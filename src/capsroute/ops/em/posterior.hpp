@@ -46,8 +46,8 @@ inline Digamma digammas(int64_t count, double x) {
 
 // Centre and squared width of the Gaussian that scores votes; needs nothing of other capsules.
 inline void shrink(const Plan& plan, const Moments& m) {
-  const float kappa = plan.in.prior[1], scatter = plan.in.prior[2], mass = *m.mass;
-  const float pull = mass / (kappa + mass), inverse = 1.0f / (plan.in.prior[3] + mass);
+  const float kappa = plan.in.prior->kappa, scatter = plan.in.prior->scatter, mass = *m.mass;
+  const float pull = mass / (kappa + mass), inverse = 1.0f / (plan.in.prior->degrees + mass);
   for (int64_t d = 0; d < plan.g.out(); ++d) {
     m.centre[d] = pull * m.mean[d];
     m.width[d] = inverse * (scatter + mass * m.variance[d] + kappa * pull * m.mean[d] * m.mean[d]);
@@ -62,9 +62,9 @@ struct Posterior {
   double entropy;
 
   Posterior(const Plan& plan, const Moments& m, const Digamma& everyone)
-      : kappa(plan.in.prior[1] + *m.mass),
-        degrees(plan.in.prior[3] + *m.mass),
-        log_share(digamma(plan.in.prior[0] + *m.mass)),
+      : kappa(plan.in.prior->kappa + *m.mass),
+        degrees(plan.in.prior->degrees + *m.mass),
+        log_share(digamma(plan.in.prior->alpha + *m.mass)),
         log_precision(digammas(plan.g.out(), degrees)) {
     const double size = static_cast<double>(plan.g.out());
     log_share.value -= everyone.value;
@@ -80,7 +80,7 @@ struct Posterior {
 inline Digamma everyone(const Plan& plan, int64_t image, int64_t position, int64_t t) {
   double counts = 0.0;
   for (int64_t j = 0; j < plan.g.outputs; ++j)
-    counts += plan.in.prior[0] + *plan.moments(plan.output(image, position, j), t).mass;
+    counts += plan.in.prior->alpha + *plan.moments(plan.output(image, position, j), t).mass;
   return digamma(counts);
 }
 
@@ -88,9 +88,10 @@ inline Digamma everyone(const Plan& plan, int64_t image, int64_t position, int64
 // mean and variance and, returned, the mass, but for what goes through the other shares of the position.
 inline float shrink_backward(const Plan& plan, const Posterior& belief, const Moments& m, double grad_share,
                              double grad_precision, double grad_kappa, float* mean, float* variance) {
-  const double kappa = plan.in.prior[1], mass = *m.mass, pull = mass / belief.kappa, slope = kappa / (belief.kappa * belief.kappa);
-  double grad_mass =
-      grad_share * belief.log_share.slope + grad_precision * belief.log_precision.slope + grad_kappa, grad_degrees = 0.0;
+  const double kappa = plan.in.prior->kappa, mass = *m.mass;
+  const double pull = mass / belief.kappa, slope = kappa / (belief.kappa * belief.kappa);
+  double grad_mass = grad_share * belief.log_share.slope + grad_precision * belief.log_precision.slope + grad_kappa;
+  double grad_degrees = 0.0;
   for (int64_t d = 0; d < plan.g.out(); ++d) {
     const double scatter = m.width[d] * belief.degrees, at = m.mean[d], grad_centre = mean[d];
     const double grad_scatter = variance[d] / belief.degrees - grad_precision / scatter;
