@@ -164,6 +164,7 @@ def test_transform_survives_a_trip_through_json() -> None:
         ({"mean": (0.5,), "std": (1.0,)}, "go together"),
         ({"shift": -1}, "shift=-1 is negative"),
         ({"bend": -1}, "bend=-1 is negative"),
+        ({"pliancy": (1, 1.5)}, r"pliancy=\[1, 1.5\] are shares"),
         ({"noise": -0.5}, "noise=-0.5 is negative"),
     ],
 )
@@ -258,3 +259,30 @@ def test_a_mirrored_pair_changes_cameras() -> None:
         assert all(torch.equal(image, plain) for image, was in zip(out, turned, strict=True) if not was)
     with pytest.raises(ValueError, match="flip='both'"):
         Transform(flip="both")
+
+
+def test_pliancy_says_which_classes_change_their_shape(toys: Split) -> None:
+    """Of a class without pliancy only what keeps proportions is left; of one with all of it nothing changes."""
+    bent = Transform(crop=40, rotation=10, stretch=0.3, shear=0.2, bend=6, fill="edge")
+    stiff = replace(bent, stretch=0, shear=0, bend=0)
+    some = replace(bent, pliancy=(1, 1, 1, 0, 0.5))
+
+    def seen(transform: Transform) -> torch.Tensor:
+        return transform.apply(toys, range(100), epoch=1, seed=0, train=True)
+
+    labels = torch.from_numpy(toys.labels[:100])
+    assert set(labels.tolist()) == {0, 1, 2, 3, 4}
+    assert torch.equal(seen(some)[labels < 3], seen(bent)[labels < 3])
+    assert torch.equal(seen(some)[labels == 3], seen(stiff)[labels == 3])
+    half = seen(some)[labels == 4]
+    assert not torch.equal(half, seen(bent)[labels == 4])
+    assert not torch.equal(half, seen(stiff)[labels == 4])
+    assert torch.equal(
+        some.apply(toys, range(9), epoch=0, seed=0, train=False),
+        bent.apply(toys, range(9), epoch=0, seed=0, train=False),
+    )
+
+
+def test_pliancy_of_too_few_classes(toys: Split) -> None:
+    with pytest.raises(ValueError, match=r"pliancy=\[1, 0\] speaks of 2 classes; give each class one number"):
+        Transform(bend=2, pliancy=(1, 0)).apply(toys, range(100), epoch=0, seed=0, train=True)

@@ -68,7 +68,8 @@ class Transform:
     1 + `stretch` and sheared by ± `shear` about its centre, and bent (16 points of a grid pull what is near
     them by up to `bend` pixels each way), `flip`ped left to right half of the time (with "stereo" the
     two cameras change places too, as they would before a mirrored object). What lies outside the image is `fill`:
-    "zero" or "edge" (the nearest pixel).
+    "zero" or "edge" (the nearest pixel). `pliancy` says of each class how much of `stretch`, `shear` and `bend` its
+    images take, from 0 to 1, all unless told: an animal bent is an animal, a car stretched upwards may be a truck.
 
     Then pixels on the scale 0 to 1 are standardised: by the mean and deviation of the whole stored "image" (before
     cropping: Hinton et al. and this paper), of the "crop", by "fixed" `mean` and `std`, or not at all (None). Then
@@ -97,6 +98,7 @@ class Transform:
     shear: float = 0.0
     stretch: float = 0.0
     bend: float = 0.0
+    pliancy: tuple[float, ...] = ()
     flip: bool | str = False
     curve: float = 0.0
     noise: float = 0.0
@@ -107,6 +109,7 @@ class Transform:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(self.mean))
         object.__setattr__(self, "std", tuple(self.std))
+        object.__setattr__(self, "pliancy", tuple(self.pliancy))
         if self.standardise not in ("image", "crop", "fixed", None):
             raise ValueError(f"standardise={self.standardise!r} is unknown; use 'image', 'crop', 'fixed' or None")
         if self.fill not in ("zero", "edge"):
@@ -117,6 +120,8 @@ class Transform:
             raise ValueError(f"flip={self.flip!r} is unknown; use true, false or 'stereo'")
         if self.chimera > 1:
             raise ValueError(f"chimera={self.chimera} is a share of the images; use 0 to 1")
+        if any(not 0 <= share <= 1 for share in self.pliancy):
+            raise ValueError(f"pliancy={list(self.pliancy)} are shares of stretch, shear and bend; use 0 to 1 a class")
         for name in _REACHES:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} is negative; it is how far to go either way")
@@ -135,11 +140,23 @@ class Transform:
         chosen = np.asarray(indices, dtype=np.int64)
         steps = self if train else self.without_noise()
         draws = Counter(seed, epoch, split.ids[chosen]) if train else None
-        images = split.images
+        images, pliancy = split.images, steps._pliancy(split, chosen) if train else 1.0
         if draws is not None and self.chimera and len(chosen):
             images, chosen = chimera.joined(split, chosen, self.chimera, draws), np.arange(len(chosen))
         top, left = steps._corners(images, len(chosen), draws)
-        return torch.from_numpy(steps._prepare(images, chosen, top, left, draws))
+        return torch.from_numpy(steps._prepare(images, chosen, top, left, draws, pliancy))
+
+    def _pliancy(self, split: Split, chosen: npt.NDArray[np.int64]) -> float | npt.NDArray[np.float64]:
+        """How much of stretch, shear and bend each sample takes."""
+        if not self.pliancy:
+            return 1.0
+        labels = split.labels[chosen]
+        if labels.ndim != 1 or labels.max(initial=0) >= len(self.pliancy):
+            raise ValueError(
+                f"pliancy={list(self.pliancy)} speaks of {len(self.pliancy)} classes; give each class one number, of "
+                "images with one label"
+            )
+        return np.array(self.pliancy)[labels]
 
     def crops(
         self, split: Split, indices: npt.ArrayLike, offsets: Sequence[tuple[int, int]] = THIRTEEN_CROPS
@@ -194,12 +211,13 @@ class Transform:
         top: npt.NDArray[np.int64],
         left: npt.NDArray[np.int64],
         draws: Counter | None,
+        pliancy: float | npt.NDArray[np.float64] = 1.0,
     ) -> npt.NDArray[np.float32]:
         rows = images.rows[chosen]
         side = self.output_size(images.shape[2])
         maps = (self.rotation, self.scale, self.shear, self.stretch, self.bend)
         if draws is not None and len(rows) and any(maps):
-            pixels = self._warped(images.stored[rows], top, left, side, draws)
+            pixels = self._warped(images.stored[rows], top, left, side, draws, pliancy)
         else:
             pixels = windows(images.stored, rows, top, left, side, self.fill)
         if draws is not None and self.flip:
@@ -265,19 +283,20 @@ class Transform:
         left: npt.NDArray[np.int64],
         side: int,
         draws: Counter,
+        pliancy: float | npt.NDArray[np.float64],
     ) -> npt.NDArray[np.uint8]:
         """Windows turned, scaled, stretched and sheared about their centre, and bent."""
         angle = np.deg2rad(draws.uniform(Draw.ROTATION, -self.rotation, self.rotation))
         size = draws.uniform(Draw.SCALE, 1 - self.scale, 1 + self.scale)
-        shear = draws.uniform(Draw.SHEAR, -self.shear, self.shear)
+        shear = draws.uniform(Draw.SHEAR, -self.shear, self.shear) * pliancy
         reach = np.log1p(self.stretch)
-        wide = np.exp(draws.uniform(Draw.STRETCH, -reach, reach) / 2)
+        wide = np.exp(draws.uniform(Draw.STRETCH, -reach, reach) / 2 * pliancy)
         forward = matrices(angle, size * wide, size / wide, shear)
         centre = np.stack([left, top], axis=-1).astype(np.float64) + (side - 1) / 2
         moves = None
         if self.bend:
             drawn = [draws.uniform(Draw.BEND + n, -self.bend, self.bend) for n in range(2 * KNOTS * KNOTS)]
-            moves = np.stack(drawn, axis=-1).reshape(-1, KNOTS * KNOTS, 2)
+            moves = (np.stack(drawn) * pliancy).T.reshape(-1, KNOTS * KNOTS, 2)
         return warp(images, forward, centre, side, self.fill, moves)
 
     def _cut(self, out: npt.NDArray[np.float32], draws: Counter) -> None:
