@@ -54,7 +54,7 @@ def _accepts(routing: Routing) -> bool:
     return routing.competition != "inputs" and getattr(routing.compatibility, "inner", None) is None
 
 
-for _compatibility in (GaussianCompatibility, FlatCompatibility):
-    ops.register((_compatibility, GaussianAggregation, CostActivation), _operator, name="em", accepts=_accepts)
-for _compatibility in (PosteriorCompatibility, FlatCompatibility):
-    ops.register((_compatibility, PosteriorAggregation, EntropyActivation), _variational, name="em", accepts=_accepts)
+for _em in (GaussianCompatibility, FlatCompatibility):
+    ops.register((_em, GaussianAggregation, CostActivation), _operator, name="em", accepts=_accepts)
+for _vb in (PosteriorCompatibility, FlatCompatibility):
+    ops.register((_vb, PosteriorAggregation, EntropyActivation), _variational, name="em", accepts=_accepts)
