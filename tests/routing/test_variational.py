@@ -112,7 +112,7 @@ def test_a_stronger_prior_couples_more_evenly():
         torch.manual_seed(0)
         layer = ConvCapsules1d(IN, OUT, KERNEL, routing=variational(scatter=scatter), pose=(2, 2), fused=False)
         first, *_, last = layer.trace(caps)
-        return float((last.coupling - first.coupling).abs().mean())
+        return float((last.coupling - first.coupling).detach().abs().mean())
 
     assert unevenness(100.0) < 0.5 * unevenness(1.0)
 
