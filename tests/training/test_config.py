@@ -12,6 +12,7 @@ from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, LossConfig, differences
 
 ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
+REST = ("fine", "deep-bounded", "crops", "stiff", "whole")
 NAMES = (
     {
         f"{data}-{routing}{deep}"
@@ -24,7 +25,7 @@ NAMES = (
         f"{data}-{kind}"
         for data in ("smallnorb", "smallnorb-mono")
         for kind in (
-            *(f"{routing}-{rest}" for rest in ("fine", "deep-bounded", "crops") for routing in ROUTINGS),
+            *(f"{routing}-{rest}" for rest in REST for routing in ROUTINGS),
             "cnn-deep-bounded",
         )
     }
@@ -49,10 +50,10 @@ def test_round_trip_through_json(name: str) -> None:
     [
         *(
             f"{routing}-{rest}"
-            for rest in ("deep", "fine", "deep-bounded", "disparity", "drawn")
+            for rest in ("deep", "fine", "deep-bounded", "disparity", "drawn", "stiff")
             for routing in ROUTINGS
         ),
-        *("cnn-deep", "cnn-deep-bounded", "similarity-crops", "em-crops"),
+        *("cnn-deep", "cnn-deep-bounded", "similarity-crops", "em-crops", "similarity-whole"),
     ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:
