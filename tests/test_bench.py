@@ -31,7 +31,8 @@ def test_reference_and_fused_are_the_same_network(routing):
     assert all(layer.fused is False and layer.vote_budget is None for layer in reference.layers)
     assert all(layer.fused is True for layer in fused.layers)
     assert count_parameters(reference) == 88_008  # the paper's 86,408 have one camera, not two
-    assert_capsules_close(fused.eval()(images), reference.eval()(images), 1e-5)
+    # in double precision: of the two it is the reference that rounds more
+    assert_capsules_close(fused.eval()(images), reference.eval().double()(images.double()), 1e-5)
 
 
 def test_the_paths_are_told_apart():
