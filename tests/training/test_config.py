@@ -12,7 +12,7 @@ from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, LossConfig, differences
 
 ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
-REST = ("fine", "deep-bounded", "crops", "stiff", "whole")
+REST = ("fine", "deep-bounded", "crops", "stiff", "fine-stiff", "whole")
 NAMES = (
     {
         f"{data}-{routing}{deep}"
@@ -26,7 +26,7 @@ NAMES = (
         for data in ("smallnorb", "smallnorb-mono")
         for kind in (
             *(f"{routing}-{rest}" for rest in REST for routing in ROUTINGS),
-            "cnn-deep-bounded",
+            *("cnn-deep-bounded", "cnn-stiff"),
         )
     }
     | {f"smallnorb-{routing}-{kind}" for kind in ("disparity", "drawn") for routing in ROUTINGS}
@@ -50,16 +50,23 @@ def test_round_trip_through_json(name: str) -> None:
     [
         *(
             f"{routing}-{rest}"
-            for rest in ("deep", "fine", "deep-bounded", "disparity", "drawn", "stiff")
+            for rest in ("deep", "fine", "deep-bounded", "disparity", "drawn", "stiff", "fine-stiff")
             for routing in ROUTINGS
         ),
-        *("cnn-deep", "cnn-deep-bounded", "similarity-crops", "em-crops", "similarity-whole"),
+        *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "similarity-crops", "em-crops", "similarity-whole"),
     ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:
     config = recipe(f"smallnorb-{kind}")
     size = {"image_size": config.data.transform["crop"], "in_channels": 2, "classes": 5}
     assert 60_000 < count_parameters(pretrained.build({**config.model, **size}), routing=True) < 100_000
+
+
+@pytest.mark.parametrize(("stiff", "other"), [("stiff", "deep"), ("fine-stiff", "fine")])
+def test_stiff_recipes_differ_in_that_alone(stiff: str, other: str) -> None:
+    pair = [recipe(f"smallnorb-similarity-{kind}").to_dict() for kind in (other, stiff)]
+    names = f'recipe: "smallnorb-similarity-{other}" -> "smallnorb-similarity-{stiff}"'
+    assert differences(*pair) == ["data.transform.pliancy: null -> [1, 1, 1, 0, 0]", names]
 
 
 @pytest.mark.parametrize("routing", ["similarity", "connectionist"])

@@ -10,8 +10,9 @@ joined from two, 30 epochs. `smallnorb-<routing>-deep-bounded` has another loss,
 normed, without mixup; and images are not standardised one by one. `smallnorb-<routing>-disparity` is the deep one with
 maps of how alike the two cameras' pictures are, one moved sideways; `smallnorb-<routing>-drawn` the deep one trained on
 toys drawn by a program as well (`benchmarks/draw_toys.py`). `smallnorb-<routing>-stiff` is the deep one that leaves
-cars and trucks in their proportions; `smallnorb-<routing>-whole` does so too, sees images of 96 x 96 whole, moved far,
-and has two more convolutions, 25 epochs.
+cars and trucks in their proportions (`smallnorb-cnn-stiff`: without capsules), `-fine-stiff` the fine one that does;
+`smallnorb-<routing>-whole` does so too, sees images of 96 x 96 whole, moved far, and has two more convolutions, 25
+epochs.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -50,7 +51,8 @@ KINDS = (
     *(f"{routing}-crops" for routing in ROUTINGS),
     *(f"{routing}-disparity" for routing in ROUTINGS),
     *(f"{routing}-drawn" for routing in ROUTINGS),
-    *(f"{routing}-{kind}" for kind in ("stiff", "whole") for routing in ROUTINGS),
+    *(f"{routing}-{kind}" for kind in ("stiff", "fine-stiff", "whole") for routing in ROUTINGS),
+    "cnn-stiff",
 )
 # kinds that are made for smallNORB
 TOYS_ALONE = ("-fine", "-deep-bounded", "-crops", "-disparity", "-drawn", "-stiff", "-whole")
@@ -129,7 +131,7 @@ MAPS: dict[str, dict[str, Any]] = {
 def _recipe(data: str, kind: str) -> Config:
     """Data set defaults and routing defaults."""
     routing, _, rest = kind.partition("-")
-    deep, _, bounded = rest.partition("-")
+    deep, _, variant = rest.partition("-")
     trunk = TRUNKS.get(deep, DEEP)
     model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **trunk}
     loss = LossConfig()
@@ -158,11 +160,11 @@ def _recipe(data: str, kind: str) -> Config:
         config = _fine(config, _FINE_TOYS, 30)
     if deep == "whole":
         config = _fine(config, _WHOLE_TOYS, 25)
-    if deep == "stiff":
+    if "stiff" in (deep, variant):
         config = replace(config, data=replace(config.data, transform={**config.data.transform, **_STIFF}))
     if deep == "drawn":
         config = replace(config, data=replace(config.data, extra=DRAWN))
-    if bounded:
+    if variant == "bounded":
         config = _bounded(config)
     return _small(config) if data == "digits" else config
 
