@@ -12,7 +12,7 @@ from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, LossConfig, differences
 
 ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
-REST = ("fine", "deep-bounded", "crops", "stiff", "fine-stiff", "whole")
+REST = ("fine", "deep-bounded", "crops", "stiff", "fine-stiff", "whole", "cut", "fine-cut")
 NAMES = (
     {
         f"{data}-{routing}{deep}"
@@ -26,7 +26,7 @@ NAMES = (
         for data in ("smallnorb", "smallnorb-mono")
         for kind in (
             *(f"{routing}-{rest}" for rest in REST for routing in ROUTINGS),
-            *("cnn-deep-bounded", "cnn-stiff"),
+            *("cnn-deep-bounded", "cnn-stiff", "cnn-cut"),
         )
     }
     | {f"smallnorb-{routing}-{kind}" for kind in ("disparity", "drawn") for routing in ROUTINGS}
@@ -50,10 +50,10 @@ def test_round_trip_through_json(name: str) -> None:
     [
         *(
             f"{routing}-{rest}"
-            for rest in ("deep", "fine", "deep-bounded", "disparity", "drawn", "stiff", "fine-stiff")
+            for rest in ("deep", "fine", "deep-bounded", "disparity", "drawn", "stiff", "fine-stiff", "cut", "fine-cut")
             for routing in ROUTINGS
         ),
-        *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "similarity-crops", "em-crops", "similarity-whole"),
+        *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "cnn-cut", "similarity-crops", "em-crops", "similarity-whole"),
     ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:
@@ -67,6 +67,14 @@ def test_stiff_recipes_differ_in_that_alone(stiff: str, other: str) -> None:
     pair = [recipe(f"smallnorb-similarity-{kind}").to_dict() for kind in (other, stiff)]
     names = f'recipe: "smallnorb-similarity-{other}" -> "smallnorb-similarity-{stiff}"'
     assert differences(*pair) == ["data.transform.pliancy: null -> [1, 1, 1, 0, 0]", names]
+
+
+def test_cut_is_stiff_with_cutmix_in_half_of_the_batches() -> None:
+    pair = [recipe(f"smallnorb-similarity-{kind}").to_dict() for kind in ("stiff", "cut")]
+    assert differences(*pair)[:-1] == ["loss.cutmix: 0.0 -> 0.5", "loss.mixup: 1.0 -> 0.5"]
+    fine = recipe("smallnorb-similarity-fine-cut")
+    assert "chimera" not in fine.data.transform
+    assert (fine.loss.mixup, fine.loss.cutmix, fine.epochs, fine.record_from) == (0.5, 0.5, 40, 40)
 
 
 @pytest.mark.parametrize("routing", ["similarity", "connectionist"])
