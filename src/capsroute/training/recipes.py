@@ -12,8 +12,8 @@ maps of how alike the two cameras' pictures are, one moved sideways; `smallnorb-
 toys drawn by a program as well (`benchmarks/draw_toys.py`). `smallnorb-<routing>-stiff` is the deep one that leaves
 cars and trucks in their proportions (`smallnorb-cnn-stiff`: without capsules), `-fine-stiff` the fine one that does;
 `smallnorb-<routing>-whole` does so too, sees images of 96 x 96 whole, moved far, and has two more convolutions, 25
-epochs. `smallnorb-<routing>-cut` is the stiff one with CutMix in half of the batches, `-fine-cut` the fine one with both
-and without joined toys, 40 epochs.
+epochs. `smallnorb-<routing>-cut` is the stiff one with CutMix in half of the batches, `-fine-cut` the fine one with
+both and without joined toys, 40 epochs.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
