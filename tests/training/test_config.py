@@ -12,7 +12,7 @@ from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, LossConfig, differences
 
 ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
-REST = ("fine", "deep-bounded", "crops", "stiff", "fine-stiff", "whole", "cut", "fine-cut")
+REST = ("fine", "deep-bounded", "crops", "stiff", "fine-stiff", "whole", "cut", "fine-cut", "whole-cut")
 NAMES = (
     {
         f"{data}-{routing}{deep}"
@@ -54,6 +54,7 @@ def test_round_trip_through_json(name: str) -> None:
             for routing in ROUTINGS
         ),
         *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "cnn-cut", "similarity-crops", "em-crops", "similarity-whole"),
+        "similarity-whole-cut",
     ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:

@@ -13,7 +13,7 @@ toys drawn by a program as well (`benchmarks/draw_toys.py`). `smallnorb-<routing
 cars and trucks in their proportions (`smallnorb-cnn-stiff`: without capsules), `-fine-stiff` the fine one that does;
 `smallnorb-<routing>-whole` does so too, sees images of 96 x 96 whole, moved far, and has two more convolutions, 25
 epochs. `smallnorb-<routing>-cut` is the stiff one with CutMix in half of the batches, `-fine-cut` the fine one with
-both and without joined toys, 40 epochs.
+both and without joined toys, `-whole-cut` the whole one with CutMix, 40 epochs each.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -44,6 +44,7 @@ DATA: dict[str, DataConfig] = {
     "affnist": DataConfig("affnist"),
     "multimnist": DataConfig("multimnist"),
 }
+KEPT = ("stiff", "fine-stiff", "whole", "cut", "fine-cut", "whole-cut")  # cars and trucks keep their proportions
 ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
 KINDS = (
     *(f"{routing}{deep}" for deep in ("", "-deep") for routing in (*ROUTINGS, "cnn")),
@@ -52,7 +53,7 @@ KINDS = (
     *(f"{routing}-crops" for routing in ROUTINGS),
     *(f"{routing}-disparity" for routing in ROUTINGS),
     *(f"{routing}-drawn" for routing in ROUTINGS),
-    *(f"{routing}-{kind}" for kind in ("stiff", "fine-stiff", "whole", "cut", "fine-cut") for routing in ROUTINGS),
+    *(f"{routing}-{kind}" for kind in KEPT for routing in ROUTINGS),
     *("cnn-stiff", "cnn-cut"),
 )
 # kinds that are made for smallNORB
