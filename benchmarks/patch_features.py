@@ -8,7 +8,8 @@ After Coates, Lee & Ng (2011): patches of 6 x 6 pixels of both cameras, images o
 A feature is how far the likeness to a cluster exceeds a threshold, averaged over 3 x 3 fields of the image. Classes are
 read off by least squares with a ridge, which is chosen, by toy, from cross-validation as in `new_toys.py`. `--beside`
 trains that recipe on the same folds, adds its class logits, and chooses by the same folds how much the features count.
-`--test` then fits all training toys and reads the test set once; with `--beside`, beside that pretrained network.
+`--test` then fits all training toys and reads the test set once; with `--beside`, beside that pretrained network, and
+beside it and its answer to the mirror image. `--ridge` and `--share` are for what folds have told before.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ def error(scores: Tensor, labels: Tensor) -> float:
     return 100 * float((scores.argmax(1) != labels).float().mean())
 
 
-def judged(given: argparse.Namespace, train: Split, rows: Tensor) -> tuple[int, float]:
-    """Cross-validation by toy: prints errors, returns the ridge's number and what the features count."""
+def judged(given: argparse.Namespace, train: Split, rows: Tensor) -> tuple[float, float]:
+    """Cross-validation by toy: prints errors, returns the ridge and what the features count."""
     labels = torch.from_numpy(train.labels)
     scores: list[list[Tensor]] = []
     wanted, logits = [], []
@@ -133,7 +134,8 @@ def judged(given: argparse.Namespace, train: Split, rows: Tensor) -> tuple[int, 
     if given.beside:
         alone = [sum(error(scores[n][number], wanted[n]) for n in range(TOYS)) / TOYS for number in range(len(RIDGES))]
         print(f"{given.beside} alone: {means[0, 0.0]:.2f} %; features alone: {min(alone):.2f} %")
-    return min(means, key=lambda pair: means[pair])
+    number, share = min(means, key=lambda pair: means[pair])
+    return RIDGES[number], share
 
 
 def main() -> None:
@@ -142,11 +144,15 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=400)
     parser.add_argument("--beside", metavar="RECIPE")
     parser.add_argument("--epochs", type=int, default=5, help="of the network beside, on each fold")
+    parser.add_argument("--ridge", type=float, choices=RIDGES, help="not to be chosen by folds; with --share")
+    parser.add_argument("--share", type=float, help="what the features count beside the network; with --ridge")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--data", type=Path, help="where smallNORB lies")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
+    if (given.ridge is None) != (given.share is None):
+        parser.error("--ridge and --share go together: give both, or neither to have folds choose them")
     ranks.set_threads(given.threads)
     toys = data.load("smallnorb", data_dir=given.data, cameras="stereo", side=96)
     images = shrunk(toys.train)
@@ -154,19 +160,20 @@ def main() -> None:
     plain = described(images, filters)
     rows = standardised(plain, plain)
     print(f"{filters.weight.numel() + filters.bias.numel() + CLASSES * rows.shape[1]:,} weights", flush=True)
-    number, share = judged(given, toys.train, rows)
+    ridge, share = (given.ridge, given.share) if given.ridge else judged(given, toys.train, rows)
     if not given.test:
         return
     labels = torch.from_numpy(toys.test.labels)
-    (linear,) = fitted(rows, torch.from_numpy(toys.train.labels), (RIDGES[number],))
+    (linear,) = fitted(rows, torch.from_numpy(toys.train.labels), (ridge,))
     scores = standardised(described(shrunk(toys.test), filters), plain) @ linear
     print(f"test error of the features alone: {error(scores, labels):.2f} %")
     if given.beside:
-        net, half = pretrained.load(given.beside), data.load("smallnorb", data_dir=given.data, cameras="stereo")
-        transform = prepare(half, recipe(given.beside).data.transform)
-        found = predict(net, half.test, transform)
-        print(f"of {given.beside} alone: {found.error:.2f} %; ", end="")
-        print(f"of both, features counting {share:g}: {error(found.logits + share * scores, labels):.2f} %")
+        net, asked = pretrained.load(given.beside), recipe(given.beside).data
+        seen = data.load("smallnorb", data_dir=given.data, cameras="stereo", **asked.options)
+        for mirrored in (False, True):
+            found = predict(net, seen.test, prepare(seen, asked.transform), mirrored=mirrored)
+            print(f"of {given.beside} {'and the mirror image' if mirrored else 'alone'}: {found.error:.2f} %; ", end="")
+            print(f"with features counting {share:g}: {error(found.logits + share * scores, labels):.2f} %", flush=True)
 
 
 if __name__ == "__main__":
