@@ -170,8 +170,9 @@ def main() -> None:
     if given.beside:
         net, asked = pretrained.load(given.beside), recipe(given.beside).data
         seen = data.load("smallnorb", data_dir=given.data, cameras="stereo", **asked.options)
-        for mirrored in (False, True):
-            found = predict(net, seen.test, prepare(seen, asked.transform), mirrored=mirrored)
+        transform = prepare(seen, asked.transform)
+        for mirrored in (False, True) if transform.flip else (False,):
+            found = predict(net, seen.test, transform, mirrored=mirrored)
             print(f"of {given.beside} {'and the mirror image' if mirrored else 'alone'}: {found.error:.2f} %; ", end="")
             print(f"with features counting {share:g}: {error(found.logits + share * scores, labels):.2f} %", flush=True)
 
