@@ -170,11 +170,7 @@ class CapsNet(nn.Module):
 
     def primary_capsules(self, images: Float[Tensor, "B F H W"]) -> Capsules:
         """The capsules that the first routed layer sees, before their norm."""
-        if images.dim() != 4 or tuple(images.shape[1:]) != (self.in_channels, *self.image_size):
-            raise ValueError(
-                f"images have shape {list(images.shape)}; this network takes [batch, {self.in_channels}, "
-                f"{self.image_size[0]}, {self.image_size[1]}]; pass image_size= and in_channels= when building it"
-            )
+        check_images(images, self.in_channels, self.image_size)
         caps: Capsules = self.primary(self.features(images))
         return caps
 
@@ -231,6 +227,15 @@ class CapsNet(nn.Module):
         if not isinstance(net, cls):
             raise ValueError(f"{name} holds a {type(net).__name__}, not a {cls.__name__}")
         return net
+
+
+def check_images(images: Tensor, in_channels: int, image_size: tuple[int, int]) -> None:
+    """Refuse images that a network was not built for."""
+    if images.dim() != 4 or tuple(images.shape[1:]) != (in_channels, *image_size):
+        raise ValueError(
+            f"images have shape {list(images.shape)}; this network takes [batch, {in_channels}, {image_size[0]}, "
+            f"{image_size[1]}]; pass image_size= and in_channels= when building it"
+        )
 
 
 def _without_some(caps: Capsules, share: float) -> Capsules:

@@ -11,10 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_model
 
 from capsroute.errors import RunError
+from capsroute.lanes import LaneNet
 from capsroute.models import CapsNet, ConvNet, to_json
 
 SHIPPED = Path(__file__).parent / "weights"
-_KINDS = {"CapsNet": CapsNet, "ConvNet": ConvNet}
+Network = CapsNet | ConvNet | LaneNet
+_KINDS: dict[str, type[Network]] = {"CapsNet": CapsNet, "ConvNet": ConvNet, "LaneNet": LaneNet}
 
 
 def shipped_names() -> list[str]:
@@ -22,7 +24,7 @@ def shipped_names() -> list[str]:
     return sorted(path.parent.name for path in SHIPPED.glob("*/model.safetensors"))
 
 
-def save(net: CapsNet | ConvNet, folder: str | Path) -> None:
+def save(net: Network, folder: str | Path) -> None:
     """Write the network; tensors that several layers share are stored once."""
     config = to_json({"network": type(net).__name__, **net.config})
     path = Path(folder)
@@ -42,17 +44,17 @@ def locate(name: str | Path) -> Path:
     raise RunError(f"no network at {name!s}: pass a folder with config.json, or a name that ships here ({names})")
 
 
-def build(config: dict[str, Any], **overrides: Any) -> CapsNet | ConvNet:
+def build(config: dict[str, Any], **overrides: Any) -> Network:
     """The network that a saved configuration describes."""
     options = {**config, **overrides}
     kind = options.pop("network", "CapsNet")
     if kind not in _KINDS:
         raise RunError(f"network {kind!r} is unknown; this version knows {', '.join(_KINDS)}")
-    net: CapsNet | ConvNet = _KINDS[kind](**options)
+    net: Network = _KINDS[kind](**options)
     return net
 
 
-def load(name: str | Path, **overrides: Any) -> CapsNet | ConvNet:
+def load(name: str | Path, **overrides: Any) -> Network:
     """The network in a folder, or the shipped one of that name, ready for inference."""
     folder = locate(name)
     try:
@@ -65,19 +67,22 @@ def load(name: str | Path, **overrides: Any) -> CapsNet | ConvNet:
 
 
 @torch.no_grad()
-def borrow(net: CapsNet | ConvNet, name: str | Path) -> None:
+def borrow(net: Network, name: str | Path) -> None:
     """Copy what fits by name and shape from a saved network; what does not fit stays as it was.
 
-    A network can so begin with the trunk and the matrices of one whose routing, or number of classes, is another.
+    A network can so begin with the trunk and the matrices of one whose routing, or number of classes, is another; of
+    several lanes each takes what fits it.
     """
     folder = locate(name)
     try:
         saved = load_file(str(folder / "model.safetensors"))
     except (SafetensorError, FileNotFoundError) as error:
         raise RunError(f"the network in {folder} cannot be read ({error}); save it again") from error
-    own = net.state_dict()
-    fitting = [key for key, tensor in own.items() if key in saved and saved[key].shape == tensor.shape]
+    fitting = 0
+    for lane in net.lanes if isinstance(net, LaneNet) else [net]:
+        for key, tensor in lane.state_dict().items():
+            if key in saved and saved[key].shape == tensor.shape:
+                tensor.copy_(saved[key])
+                fitting += 1
     if not fitting:
         raise RunError(f"nothing of the network in {folder} fits this one by name and shape; begin without start=")
-    for key in fitting:
-        own[key].copy_(saved[key])

@@ -15,7 +15,6 @@ from capsroute.analysis.tracing import softmax
 from capsroute.data import DataSet, Split, Transform
 from capsroute.data.dataset import Part
 from capsroute.errors import DataError, RunError
-from capsroute.models import CapsNet, ConvNet
 from capsroute.training.config import Config
 from capsroute.training.material import load_data, prepare
 from capsroute.training.run import Run, read_json
@@ -30,7 +29,7 @@ class Subject:
     """
 
     name: str
-    net: CapsNet | ConvNet
+    net: pretrained.Network
     transform: Transform
     classes: tuple[str, ...]
     data: DataSet | None

@@ -51,7 +51,9 @@ class LossConfig:
 
     `margin` fixes the spread loss's margin; None lets it grow by the authors' schedule, stretched over the run.
     `reconstruction` weighs the squared error of the decoder's drawing (0.0005 in Sabour et al.). `mixup` and `cutmix`
-    are the shares of batches in which pairs of images are made into one, with the loss of both labels.
+    are the shares of batches in which pairs of images are made into one, with the loss of both labels. `teachers` are
+    trained networks, by name or folder, each with its view of the images (`[side, shrink]`, `capsroute.lanes.View`):
+    what they say together, softened by `temperature`, is then learned instead of the labels.
     """
 
     name: Literal["cross_entropy", "spread", "margin", "bounded"] = "cross_entropy"
@@ -60,6 +62,8 @@ class LossConfig:
     reconstruction: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+    teachers: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float = 2.0
 
     @property
     def mixes(self) -> bool:
@@ -135,6 +139,7 @@ class Config:
             "loss.reconstruction": (self.loss.reconstruction >= 0, "not negative"),
             "loss.mixup": (0 <= self.loss.mixup <= 1, "from 0 to 1"),
             "loss.cutmix": (0 <= self.loss.cutmix <= 1 - self.loss.mixup, "from 0 to 1, loss.mixup and it together"),
+            "loss.temperature": (self.loss.temperature > 0, "positive"),
             "optimizer.lr": (self.optimizer.lr > 0, "positive"),
             "optimizer.weight_decay": (self.optimizer.weight_decay >= 0, "not negative"),
             "optimizer.clip": (self.optimizer.clip is None or self.optimizer.clip > 0, "positive, or null"),
@@ -249,9 +254,10 @@ def _mapping_names(full: str, left: int) -> set[str] | None:
     """Which names a mapping of the configuration takes, or None where anything goes."""
     top = full.split(".")[: len(full.split(".")) - left]
     if top == ["model"]:
+        from capsroute.lanes import LaneNet
         from capsroute.models import CapsNet, ConvNet
 
-        arguments = {name for kind in (CapsNet, ConvNet) for name in inspect.signature(kind).parameters}
+        arguments = {name for kind in (CapsNet, ConvNet, LaneNet) for name in inspect.signature(kind).parameters}
         return {"network", *arguments} - {"image_size", "in_channels", "classes"}
     if top == ["data", "transform"]:
         from capsroute.data import Transform

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsroute.lanes import LaneNet
 from capsroute.layers import CapsuleLayer
 from capsroute.models import CapsNet
 from capsroute.routing import Routing
@@ -24,6 +25,8 @@ def routing_health(net: nn.Module, images: Float[Tensor, "B F H W"]) -> list[dic
     `dead`: share of capsule types that stay below an activation of 0.01 wherever they look. `activation` and
     `pose_norm`: means. `learned`: smallest, mean and largest value of each lambda, beta, kernel height and width.
     """
+    if isinstance(net, LaneNet):  # lanes are alike; the first tells
+        return routing_health(net.lanes[0], images)
     if not isinstance(net, CapsNet):
         return []
     was_training = net.training

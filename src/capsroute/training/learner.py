@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from capsroute.errors import RunError
-from capsroute.models import CapsNet, ConvNet
+from capsroute.pretrained import Network
 from capsroute.training.checkpoint import Snapshot
 from capsroute.training.config import Config
 from capsroute.training.optim import Average, build_optimizer, unique_tensors
@@ -50,7 +50,7 @@ class Progress:
 class Learner:
     """The trained network, its average, the optimizer, the best parameters so far, and the progress."""
 
-    def __init__(self, net: CapsNet | ConvNet, config: Config) -> None:
+    def __init__(self, net: Network, config: Config) -> None:
         self.net = net
         self.average = None if config.ema is None else Average(net, config.ema)
         self.optimizer = build_optimizer(net, config.optimizer)

@@ -12,7 +12,6 @@ import torch
 from capsroute import data, pretrained
 from capsroute.data import DataSet, Split, Transform
 from capsroute.data.extra import with_extra
-from capsroute.models import CapsNet, ConvNet
 from capsroute.training.config import Config, ConfigError, DataConfig, nearest
 
 
@@ -40,7 +39,7 @@ class Material:
             train = with_extra(train, wanted.extra, len(self.dataset.classes))
         return train, held
 
-    def network(self) -> CapsNet | ConvNet:
+    def network(self) -> pretrained.Network:
         """The network as it starts, decided by the seed and by the network it borrows from, if any."""
         torch.manual_seed(self.config.seed)
         try:

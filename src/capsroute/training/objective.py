@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from capsroute import losses
 from capsroute.capsules import Capsules
-from capsroute.models import CapsNet, ConvNet
+from capsroute.lanes import LaneNet, joined
+from capsroute.models import CapsNet
+from capsroute.pretrained import Network
 from capsroute.training.config import LossConfig
-from capsroute.training.mixing import mixed
+from capsroute.training.mixing import Mixed, mixed
+from capsroute.training.teaching import Teachers, distillation
 
 _SPAN = 8  # the margin's sigmoid runs from -4 to 4
 
@@ -17,28 +21,40 @@ _SPAN = 8  # the margin's sigmoid runs from -4 to 4
 class Objective(nn.Module):
     """A network with its loss. One module, so that ranks see every parameter used in one forward pass."""
 
-    def __init__(self, net: CapsNet | ConvNet, config: LossConfig, steps: int) -> None:
+    def __init__(self, net: Network, config: LossConfig, steps: int) -> None:
         super().__init__()
         self.net = net
         self.config = config
         self.steps = steps
+        self.teachers = Teachers(config.teachers) if config.teachers else None
 
     def forward(
         self, images: Float[Tensor, "B F H W"], labels: Int[Tensor, "B *n"], step: int
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "B K"]]:
-        """The loss, and the class logits."""
+        """The loss, and the class logits. Lanes each have a loss of their own; what is minimised is the mean."""
         mix = mixed(images, self.config.mixup, self.config.cutmix) if self.config.mixes else None
-        if mix is not None:
-            caps = self.net(mix.images)
-            first, second = (self.classification(caps, wanted, step) for wanted in (labels, labels[mix.partners]))
-            return mix.share * first + (1 - mix.share) * second, caps.logits
-        caps = self.net(images)
-        loss = self.classification(caps, labels, step)
+        seen = images if mix is None else mix.images
+        heads = self.net.heads(seen) if isinstance(self.net, LaneNet) else [self.net(seen)]
+        if self.teachers is not None:
+            wanted = self.teachers(seen)
+            each = [distillation(caps, wanted, self.config.temperature) for caps in heads]
+        else:
+            each = [self._labelled(caps, labels, mix, step) for caps in heads]
+        loss = torch.stack(each).mean()
         if self.config.reconstruction:
             assert isinstance(self.net, CapsNet)
-            drawn = self.net.reconstruct(caps, labels)
+            drawn = self.net.reconstruct(heads[0], labels)
             loss = loss + self.config.reconstruction * losses.reconstruction(_unit_range(images), drawn)
-        return loss, caps.logits
+        logits = joined(heads).logits
+        assert logits is not None
+        return loss, logits
+
+    def _labelled(self, caps: Capsules, labels: Int[Tensor, "B *n"], mix: Mixed | None, step: int) -> Float[Tensor, ""]:
+        """The classification loss, of both labels where two images were made into one."""
+        loss = self.classification(caps, labels, step)
+        if mix is None:
+            return loss
+        return mix.share * loss + (1 - mix.share) * self.classification(caps, labels[mix.partners], step)
 
     def classification(self, caps: Capsules, labels: Int[Tensor, "B *n"], step: int) -> Float[Tensor, ""]:
         """The loss without reconstruction."""

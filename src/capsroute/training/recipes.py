@@ -13,7 +13,9 @@ toys drawn by a program as well (`benchmarks/draw_toys.py`). `smallnorb-<routing
 cars and trucks in their proportions (`smallnorb-cnn-stiff`: without capsules), `-fine-stiff` the fine one that does;
 `smallnorb-<routing>-whole` does so too, sees images of 96 x 96 whole, moved far, and has two more convolutions, 25
 epochs. `smallnorb-<routing>-cut` is the stiff one with CutMix in half of the batches, `-fine-cut` the fine one with
-both and without joined toys, `-whole-cut` the whole one with CutMix, 40 epochs each.
+both and without joined toys, `-whole-cut` the whole one with CutMix, 40 epochs each. `smallnorb-similarity-taught` is
+two networks side by side that learn what four of these, as they ship with capsroute, say together of toys mixed, bent
+and joined beyond what their labels allow for; it begins with `-fine-cut`.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -54,11 +56,11 @@ KINDS = (
     *(f"{routing}-disparity" for routing in ROUTINGS),
     *(f"{routing}-drawn" for routing in ROUTINGS),
     *(f"{routing}-{kind}" for kind in KEPT for routing in ROUTINGS),
-    *("cnn-stiff", "cnn-cut"),
+    *("cnn-stiff", "cnn-cut", "similarity-taught"),
 )
 # kinds that are made for smallNORB
-TOYS_ALONE = ("-fine", "-deep-bounded", "-crops", "-disparity", "-drawn", "-stiff", "-whole", "-cut")
-TWO_CAMERAS = ("-disparity", "-drawn")  # kinds for which one is not enough
+TOYS_ALONE = ("-fine", "-deep-bounded", "-crops", "-disparity", "-drawn", "-stiff", "-whole", "-cut", "-taught")
+TWO_CAMERAS = ("-disparity", "-drawn", "-taught")  # kinds for which one is not enough
 DRAWN = "drawn-toys.npz"  # in the current folder
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
@@ -90,8 +92,35 @@ WHOLE: dict[str, Any] = {
     **DEEP,
     "stem": [[16, 5, 2], [32, 3, 1], [32, 3, 1], [48, 3, 2], [48, 3, 1], [64, 3, 2]],
 }
+# The fine network, and beside it a narrow one that sees half of the pixels: 99K weights together.
+TAUGHT: dict[str, Any] = {
+    **FINE,
+    "network": "LaneNet",
+    "lanes": [
+        {},
+        {
+            "view": [80, 2],
+            "stem": [[16, 5, 2], [24, 3, 1], [32, 3, 2], [44, 3, 1]],
+            "routing_options": {"iterations": 1},
+        },
+    ],
+}
+# All shipped networks that leave cars and trucks in their proportions; views are in pixels of 80 x 80 windows.
+TEACHERS: dict[str, Any] = {
+    "smallnorb-similarity-stiff": [80, 2],
+    "smallnorb-similarity-cut": [80, 2],
+    "smallnorb-similarity-fine-cut": [80],
+    "smallnorb-similarity-whole": [96],
+}
 DISPARITY: dict[str, Any] = {**DEEP, "disparity": 6}
-TRUNKS: dict[str, dict[str, Any]] = {"": {}, "crops": {}, "fine": FINE, "whole": WHOLE, "disparity": DISPARITY}
+TRUNKS: dict[str, dict[str, Any]] = {
+    "": {},
+    "crops": {},
+    "fine": FINE,
+    "whole": WHOLE,
+    "disparity": DISPARITY,
+    "taught": TAUGHT,
+}
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
 # What new toys need: other shapes and other light of the known ones, and to be seen whole.
 _TOYS: dict[str, Any] = {
@@ -160,6 +189,8 @@ def _recipe(data: str, kind: str) -> Config:
         config = _for_new_toys(config)
     if deep == "fine":
         config = _fine(config, _FINE_TOYS, 30)
+    if deep == "taught":
+        config = _taught(_fine(config, _FINE_TOYS, 32))
     if deep == "whole":
         config = _fine(config, _WHOLE_TOYS, 25)
     if "stiff" in (deep, variant) or "cut" in (deep, variant):
@@ -220,6 +251,17 @@ def _cut(config: Config) -> Config:
         loss=replace(config.loss, mixup=0.5, cutmix=0.5),
         epochs=40,
         record_from=40,
+    )
+
+
+def _taught(config: Config) -> Config:
+    """Teachers have an answer for toys of every shape, so all classes are bent, and toys joined."""
+    return replace(
+        config,
+        loss=replace(config.loss, mixup=0.5, cutmix=0.5, teachers=TEACHERS),
+        optimizer=replace(config.optimizer, lr=2e-3),
+        schedule=replace(config.schedule, warmup=0.5),
+        start="smallnorb-similarity-fine-cut",
     )
 
 

@@ -1,0 +1,117 @@
+"""Capsule networks side by side, as one network (after do Rosario et al. 2019, the multi-lane capsule network)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from capsroute.capsules import Capsules
+from capsroute.models import CapsNet, check_images
+
+
+class View(NamedTuple):
+    """What a network sees of square images made for another: `side` pixels about their centre, `shrink` times smaller.
+
+    A side beyond the image's is filled with the nearest pixel.
+    """
+
+    side: int
+    shrink: int = 1
+
+    @classmethod
+    def of(cls, given: Sequence[int]) -> View:
+        """A view as configurations write it, `[side]` or `[side, shrink]`."""
+        values = list(given) if isinstance(given, (list, tuple)) else []
+        whole = len(values) in (1, 2) and all(isinstance(value, int) and value >= 1 for value in values)
+        if not whole or (len(values) == 2 and values[0] % values[1]):
+            raise ValueError(
+                f"view={given!r}: write [side], or [side, shrink], the second how many times smaller, a divisor"
+            )
+        return cls(*values)
+
+    @property
+    def pixels(self) -> int:
+        """The side of what is seen."""
+        return self.side // self.shrink
+
+    def __call__(self, images: Float[Tensor, "B F H W"]) -> Float[Tensor, "B F h w"]:
+        """The window, standardised as `Transform` does with `standardise="crop"`; a view of all is the image itself."""
+        size = images.shape[-1]
+        if self == (size, 1):
+            return images
+        margin = max(0, -(-(self.side - size) // 2))
+        around = F.pad(images, (margin,) * 4, mode="replicate") if margin else images
+        start = (around.shape[-1] - self.side) // 2
+        seen = around[..., start : start + self.side, start : start + self.side]
+        if self.shrink > 1:
+            seen = F.avg_pool2d(seen, self.shrink)
+        deviation, mean = torch.std_mean(seen, (1, 2, 3), keepdim=True, correction=0)
+        # a flat image has no deviation to divide by
+        return (seen - mean) / deviation.clamp_min(seen[0].numel() ** -0.5)
+
+
+class LaneNet(nn.Module):
+    """Several `CapsNet`s that never hear of each other; their class logits are averaged, their poses stacked by rows.
+
+    Each learns from a loss of its own (`heads`) and may see the image in another size, so that what one of them
+    mistakes the others may not. `net(images)` gives `Capsules` of the classes: activations and logits `[B, classes]`,
+    poses `[B, classes, lanes * r, c]`.
+
+    Args:
+        lanes: of each lane what it has for itself: arguments of `CapsNet` that go over `options`, and `view`, the side
+            of the window it sees and how many times smaller that is made (`View`), the whole image unless told.
+        image_size: side of the square images.
+        options: of all lanes, as `CapsNet` takes them.
+    """
+
+    def __init__(
+        self,
+        routing: str = "similarity",
+        *,
+        lanes: Sequence[Mapping[str, Any]] = ({}, {}, {}),
+        image_size: int = 32,
+        in_channels: int = 1,
+        classes: int = 5,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if not lanes or not all(isinstance(lane, Mapping) for lane in lanes):
+            raise ValueError(f"lanes={lanes!r}: pass one set of options for each lane, {{}} where there are none")
+        if options.get("decoder") or any(lane.get("decoder") for lane in lanes):
+            raise ValueError("decoder: each lane sees an image of its own, and none is drawn; leave the decoder out")
+        self.config = {
+            "routing": routing,
+            "lanes": [dict(lane) for lane in lanes],
+            "image_size": image_size,
+            "in_channels": in_channels,
+            "classes": classes,
+            **options,
+        }
+        self.image_size, self.in_channels, self.classes = (image_size, image_size), in_channels, classes
+        self.views = [View.of(lane.get("view", (image_size,))) for lane in lanes]
+        nets = []
+        for view, lane in zip(self.views, lanes, strict=True):
+            own = {"routing": routing, **options, **{name: value for name, value in lane.items() if name != "view"}}
+            nets.append(CapsNet(image_size=view.pixels, in_channels=in_channels, classes=classes, **own))
+        self.lanes = nn.ModuleList(nets)
+
+    def heads(self, images: Float[Tensor, "B F H W"]) -> list[Capsules]:
+        """The class capsules of each lane."""
+        check_images(images, self.in_channels, self.image_size)
+        return [lane(view(images)) for view, lane in zip(self.views, self.lanes, strict=True)]
+
+    def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
+        return joined(self.heads(images))
+
+
+def joined(heads: Sequence[Capsules]) -> Capsules:
+    """Capsules of several lanes as one: logits averaged, poses below each other."""
+    if len(heads) == 1:
+        return heads[0]
+    logits = torch.stack([caps.logits for caps in heads if caps.logits is not None]).mean(0)
+    return Capsules.from_logits(torch.cat([caps.poses for caps in heads], -2), logits)
