@@ -190,7 +190,7 @@ def _recipe(data: str, kind: str) -> Config:
     if deep == "fine":
         config = _fine(config, _FINE_TOYS, 30)
     if deep == "taught":
-        config = _taught(_fine(config, _FINE_TOYS, 32))
+        config = _taught(_fine(config, _FINE_TOYS, 24))
     if deep == "whole":
         config = _fine(config, _WHOLE_TOYS, 25)
     if "stiff" in (deep, variant) or "cut" in (deep, variant):
