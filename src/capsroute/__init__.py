@@ -17,6 +17,7 @@ _HOME = {
     "ConvCapsules2d": "layers",
     "ConvCapsules3d": "layers",
     "DenseCapsules": "layers",
+    "LaneNet": "lanes",
     "PrimaryCapsules": "layers",
 }
 _MODULES = ("analysis", "data", "figures", "losses", "models", "ops", "routing", "testing", "training")
@@ -28,6 +29,7 @@ __all__ = [
     "ConvCapsules2d",
     "ConvCapsules3d",
     "DenseCapsules",
+    "LaneNet",
     "PrimaryCapsules",
     "analysis",
     "data",
@@ -43,6 +45,7 @@ __all__ = [
 if TYPE_CHECKING:
     from capsroute import analysis, data, figures, losses, models, ops, routing, testing, training
     from capsroute.capsules import Capsules
+    from capsroute.lanes import LaneNet
     from capsroute.layers import ConvCapsules1d, ConvCapsules2d, ConvCapsules3d, DenseCapsules, PrimaryCapsules
     from capsroute.models import CapsNet
 

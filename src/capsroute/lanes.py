@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsroute.capsules import Capsules
-from capsroute.models import CapsNet, check_images
+from capsroute.models import CapsNet, Saved, check_images
 
 
 class View(NamedTuple):
@@ -55,7 +55,7 @@ class View(NamedTuple):
         return (seen - mean) / deviation.clamp_min(seen[0].numel() ** -0.5)
 
 
-class LaneNet(nn.Module):
+class LaneNet(Saved):
     """Several `CapsNet`s that never hear of each other; their class logits are averaged, their poses stacked by rows.
 
     Each learns from a loss of its own (`heads`) and may see the image in another size, so that what one of them

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -37,7 +37,30 @@ _BLOCK = 3  # modules for each convolution of the stem
 SWITCHED_OFF = -16.0  # the logit of a dropped capsule: an activation of a ten-millionth
 
 
-class CapsNet(nn.Module):
+class Saved(nn.Module):
+    """A network that can be written to a folder and read back; `config` are the arguments it was built with."""
+
+    config: dict[str, Any]
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` and `model.safetensors` into `folder`."""
+        from capsroute.pretrained import save
+
+        save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **overrides: Any) -> Self:
+        """The network saved in a folder, or one that ships with capsroute, by name."""
+        from capsroute.pretrained import load
+
+        net = load(name, **overrides)
+        if not isinstance(net, cls):
+            kind = type(net).__name__
+            raise ValueError(f"{name} holds a {kind}, not a {cls.__name__}; {kind}.from_pretrained loads it")
+        return net
+
+
+class CapsNet(Saved):
     """The paper's network: convolution, primary capsules, convolutional capsules, class capsules.
 
     `net(images)` gives `Capsules` of the classes: activations and logits `[B, classes]`, poses `[B, classes, r, c]`.
@@ -212,22 +235,6 @@ class CapsNet(nn.Module):
         drawn: Tensor = self.decoder(caps, labels)
         return drawn
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json` and `model.safetensors` into `folder`."""
-        from capsroute.pretrained import save
-
-        save(self, folder)
-
-    @classmethod
-    def from_pretrained(cls, name: str | Path, **overrides: Any) -> CapsNet:
-        """The network saved in a folder, or one that ships with capsroute, by name."""
-        from capsroute.pretrained import load
-
-        net = load(name, **overrides)
-        if not isinstance(net, cls):
-            raise ValueError(f"{name} holds a {type(net).__name__}, not a {cls.__name__}")
-        return net
-
 
 def check_images(images: Tensor, in_channels: int, image_size: tuple[int, int]) -> None:
     """Refuse images that a network was not built for."""
@@ -313,7 +320,7 @@ class Decoder(nn.Module):
         return drawn.reshape(-1, *self.image)
 
 
-class ConvNet(nn.Module):
+class ConvNet(Saved):
     """A plain convolutional network with about as many weights as the paper's, to compare with.
 
     Its output is `Capsules` whose poses are the class scores themselves, so that it trains by the same loop.

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, load_model, save_model
 
 from capsroute.errors import RunError
 from capsroute.lanes import LaneNet
-from capsroute.models import CapsNet, ConvNet, to_json
+from capsroute.models import CapsNet, ConvNet, Saved, to_json
 
 SHIPPED = Path(__file__).parent / "weights"
 Network = CapsNet | ConvNet | LaneNet
@@ -24,7 +24,7 @@ def shipped_names() -> list[str]:
     return sorted(path.parent.name for path in SHIPPED.glob("*/model.safetensors"))
 
 
-def save(net: Network, folder: str | Path) -> None:
+def save(net: Saved, folder: str | Path) -> None:
     """Write the network; tensors that several layers share are stored once."""
     config = to_json({"network": type(net).__name__, **net.config})
     path = Path(folder)

@@ -29,8 +29,9 @@ NAMES = (
             *("cnn-deep-bounded", "cnn-stiff", "cnn-cut"),
         )
     }
-    | {f"smallnorb-{routing}-{kind}" for kind in ("disparity", "drawn") for routing in ROUTINGS}
-)  # one camera has none
+    | {f"smallnorb-{routing}-{kind}" for kind in ("disparity", "drawn") for routing in ROUTINGS}  # one camera has none
+    | {"smallnorb-similarity-taught"}
+)
 
 
 def test_one_recipe_for_each_data_set_and_routing() -> None:
@@ -54,7 +55,7 @@ def test_round_trip_through_json(name: str) -> None:
             for routing in ROUTINGS
         ),
         *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "cnn-cut", "similarity-crops", "em-crops", "similarity-whole"),
-        "similarity-whole-cut",
+        *("similarity-whole-cut", "similarity-taught"),
     ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from capsroute.capsules import Capsules
 from capsroute.errors import RunError
 from capsroute.geometry import Field
+from capsroute.lanes import LaneNet
 from capsroute.layers import CapsuleLayer
 from capsroute.models import CapsNet
 from capsroute.routing import RoutingState
@@ -73,6 +74,8 @@ def softmax(logits: Tensor) -> Tensor:
 
 def capsule_network(net: Any) -> CapsNet:
     """`net`, where it has capsules to look into."""
+    if isinstance(net, LaneNet):
+        raise RunError(f"{len(net.lanes)} networks lie side by side here; look into one of them, lanes[0] for example")
     if not isinstance(net, CapsNet):
         raise RunError(f"a {type(net).__name__} has no capsules to look into; choose a run of a capsule network")
     return net

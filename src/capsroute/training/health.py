@@ -26,7 +26,7 @@ def routing_health(net: nn.Module, images: Float[Tensor, "B F H W"]) -> list[dic
     `pose_norm`: means. `learned`: smallest, mean and largest value of each lambda, beta, kernel height and width.
     """
     if isinstance(net, LaneNet):  # lanes are alike; the first tells
-        return routing_health(net.lanes[0], images)
+        return routing_health(net.lanes[0], net.views[0](images))
     if not isinstance(net, CapsNet):
         return []
     was_training = net.training

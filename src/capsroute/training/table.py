@@ -165,11 +165,13 @@ def details(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
 
 
 def _epochs(run: dict[str, Any]) -> str:
-    """How often it went through how much, and what it began with, where that is not everything and nothing."""
+    """How often it went through how much, what it began with and who taught it, where that is not all and nothing."""
     data, began = run["config"].get("data", {}), run["config"].get("start")
     limited = f" of {data['limit']:,} images" if data.get("limit") else ""
     extra = f" with {Path(data['extra']).name}" if data.get("extra") else ""
-    return f"{run['epochs']}{limited}{extra}{f' after {began}' if began else ''}"
+    taught = run["config"].get("loss", {}).get("teachers")
+    by = f", taught by {len(taught)} networks" if taught else ""
+    return f"{run['epochs']}{limited}{extra}{f' after {began}' if began else ''}{by}"
 
 
 def _row_order(name: str) -> tuple[int, str]:

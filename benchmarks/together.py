@@ -1,0 +1,57 @@
+"""Do networks err less together? Test errors of shipped networks or runs, each alone and all averaged.
+
+    python benchmarks/together.py smallnorb-similarity-cut smallnorb-similarity-fine-cut
+
+Class shares are averaged, each network seeing the test set as it was prepared for it; with the mirror image too where
+all were trained on mirrored images. Prints each error, the most frequent mistakes, and one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from capsroute.analysis.subject import open_subject
+from capsroute.models import count_parameters
+from capsroute.training import ranks
+from capsroute.training.evaluate import Predictions, confusion, predict
+
+SHOWN = 4
+
+
+def _tell(name: str, found: Predictions, classes: tuple[str, ...]) -> float:
+    taken = confusion(found).tolist()
+    wrong = sorted(((n, a, b) for a, row in enumerate(taken) for b, n in enumerate(row) if n and a != b), reverse=True)
+    mistakes = ", ".join(f"{classes[a]} for {classes[b]} {n}" for n, a, b in wrong[:SHOWN])
+    print(f"{name}: {found.error:.2f} % ({mistakes})", flush=True)
+    return round(found.error, 2)
+
+
+def main() -> None:
+    """Evaluate the networks and print what they gave."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="+", metavar="NETWORK", help="a shipped network's name, or a run folder")
+    parser.add_argument("--data", type=Path, help="where the data lies")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    ranks.set_threads(given.threads)
+    subjects = [open_subject(name, given.data) for name in given.networks]
+    classes = subjects[0].classes
+    weights = sum(count_parameters(subject.net, routing=True) for subject in subjects)
+    told: dict[str, object] = {"networks": given.networks, "parameters": weights}
+    views = (False, True) if all(subject.transform.flip for subject in subjects) else (False,)
+    for mirrored in views:
+        kind = "mirrored" if mirrored else "one look"
+        each = [predict(s.net, s.dataset.test, s.transform, mirrored=mirrored) for s in subjects]
+        alone = [_tell(f"{s.name}, {kind}", found, classes) for s, found in zip(subjects, each, strict=True)]
+        shares = torch.stack([found.logits.softmax(1) for found in each]).mean(0)
+        together = _tell(f"all, {kind}", Predictions(shares.log(), each[0].labels), classes)
+        told[kind] = {"alone": alone, "together": together}
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
