@@ -258,7 +258,7 @@ def _mapping_names(full: str, left: int) -> set[str] | None:
         from capsroute.models import CapsNet, ConvNet
 
         arguments = {name for kind in (CapsNet, ConvNet, LaneNet) for name in inspect.signature(kind).parameters}
-        return {"network", *arguments} - {"image_size", "in_channels", "classes"}
+        return {"network", *arguments} - {"image_size", "in_channels", "classes", "options"}
     if top == ["data", "transform"]:
         from capsroute.data import Transform
 
