@@ -36,7 +36,7 @@ def images(count: int = 6) -> torch.Tensor:
 
 
 def test_teachers_say_the_mean_of_their_shares(taught: Path) -> None:
-    teachers = Teachers(NAMES)
+    teachers = Teachers(NAMES, 2, 5)
     pairs = zip(teachers.nets, teachers.views, strict=True)
     first, second = (net(view(images())).logits.softmax(1) for net, view in pairs)
     torch.testing.assert_close(teachers(images()).exp(), (first + second) / 2)
@@ -80,11 +80,27 @@ def test_at_temperature_one_its_gradient_is_that_of_cross_entropy_with_shares() 
 
 def test_a_teacher_that_sees_other_images_is_told(taught: Path) -> None:
     with pytest.raises(RunError, match=r"second sees images of 8 x 8 pixels, its view \[16, 1\] gives it 16 x 16"):
-        Teachers({"second": [16]})
+        Teachers({"second": [16]}, 2, 5)
     with pytest.raises(RunError, match=r"loss\.teachers: view=.* a divisor"):
-        Teachers({"second": [16, 3]})
+        Teachers({"second": [16, 3]}, 2, 5)
     with pytest.raises(RunError, match="no network at nobody"):
-        Teachers({"nobody": [16]})
+        Teachers({"nobody": [16]}, 2, 5)
+    with pytest.raises(RunError, match=r"first has 2 channels and 5 classes, the network .* 1 and 5"):
+        Teachers({"first": [16]}, 1, 5)
+
+
+def test_a_teacher_that_is_all_too_sure_leaves_the_loss_finite(taught: Path) -> None:
+    teachers = Teachers({"first": [16]}, 2, 5)
+    with torch.no_grad():
+        teachers.nets[0].net[-1].weight.mul_(1e4)
+    wanted = teachers(images())
+    assert wanted.min() < -80
+    own = torch.zeros(6, 5, requires_grad=True)
+    loss = distillation(Capsules.from_logits(own[..., None, None], own), wanted, 2.0)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert own.grad is not None
+    assert torch.isfinite(own.grad).all()
 
 
 def test_teachers_are_part_of_a_configuration() -> None:

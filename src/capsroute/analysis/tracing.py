@@ -75,7 +75,9 @@ def softmax(logits: Tensor) -> Tensor:
 def capsule_network(net: Any) -> CapsNet:
     """`net`, where it has capsules to look into."""
     if isinstance(net, LaneNet):
-        raise RunError(f"{len(net.lanes)} networks lie side by side here; in Python, look into one of them, net.lanes[0]")
+        raise RunError(
+            f"{len(net.lanes)} networks lie side by side here; in Python, look into one of them, net.lanes[0]"
+        )
     if not isinstance(net, CapsNet):
         raise RunError(f"a {type(net).__name__} has no capsules to look into; choose a run of a capsule network")
     return net

@@ -26,7 +26,7 @@ class Objective(nn.Module):
         self.net = net
         self.config = config
         self.steps = steps
-        self.teachers = Teachers(config.teachers) if config.teachers else None
+        self.teachers = Teachers(config.teachers, net.in_channels, net.classes) if config.teachers else None
 
     def forward(
         self, images: Float[Tensor, "B F H W"], labels: Int[Tensor, "B *n"], step: int

@@ -21,9 +21,9 @@ from capsroute.lanes import View
 
 
 class Teachers(nn.Module):
-    """Networks by name, each with its view of the images; they stay as they are."""
+    """Networks by name, each with its view of the images, for one that sees so many channels and tells such classes."""
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
+    def __init__(self, names: Mapping[str, Any], in_channels: int, classes: int) -> None:
         super().__init__()
         try:
             self.views = [View.of(view) for view in names.values()]
@@ -37,6 +37,11 @@ class Teachers(nn.Module):
                     f"loss.teachers: {name} sees images of {net.image_size[0]} x {net.image_size[1]} pixels, its view "
                     f"{list(view)} gives it {view.pixels} x {view.pixels}"
                 )
+            if (net.in_channels, net.classes) != (in_channels, classes):
+                raise RunError(
+                    f"loss.teachers: {name} has {net.in_channels} channels and {net.classes} classes, the network that "
+                    f"is to learn from it {in_channels} and {classes}"
+                )
         self.eval()
 
     def train(self, mode: bool = True) -> Teachers:
@@ -47,7 +52,8 @@ class Teachers(nn.Module):
     def forward(self, images: Float[Tensor, "B F H W"]) -> Float[Tensor, "B K"]:
         """Logarithms of the class shares, averaged over the teachers."""
         shares = [net(view(images)).logits.softmax(1) for view, net in zip(self.views, self.nets, strict=True)]
-        return torch.stack(shares).mean(0).log()
+        # a share that has rounded to nothing must not become an infinite wish
+        return torch.stack(shares).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
 
 def distillation(caps: Capsules, wanted: Float[Tensor, "B K"], temperature: float) -> Float[Tensor, ""]:
