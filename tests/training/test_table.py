@@ -73,6 +73,14 @@ def test_a_run_that_began_with_another_network_says_so() -> None:
     assert dict(zip(header, row, strict=True))["epochs"] == "20 of 5,000 images after smallnorb-uniform"
 
 
+def test_a_run_that_learned_from_networks_says_so() -> None:
+    taught = result()
+    taught["config"] |= {"loss": {"name": "cross_entropy", "teachers": {"first": [80], "second": [80, 2]}}}
+    header, (row,) = table.details([taught])
+    told = dict(zip(header, row, strict=True))
+    assert (told["loss"], told["epochs"]) == ("teachers", "20, taught by 2 networks")
+
+
 def test_sizes_that_round_to_the_same_are_written_once() -> None:
     other = result(parameters=88_400, dataset="mnist", source="idx", cameras=None)
     assert cells([result(), {**other, "recipe": "mnist-similarity"}])["weights"] == "88K"

@@ -146,7 +146,7 @@ def details(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
         run = entry.chosen
         low, high = run["test_interval"]
         held = "none" if run["val_error"] is None else f"{run['val_error']:.2f} ({run['val_split']})"
-        loss = run["config"]["loss"]["name"].replace("_", "-")
+        loss = "teachers" if _teachers(run) else run["config"]["loss"]["name"].replace("_", "-")
         seeds = ", ".join(str(result["seed"]) for result in entry.seeds)
         rows.append(
             (
@@ -169,9 +169,13 @@ def _epochs(run: dict[str, Any]) -> str:
     data, began = run["config"].get("data", {}), run["config"].get("start")
     limited = f" of {data['limit']:,} images" if data.get("limit") else ""
     extra = f" with {Path(data['extra']).name}" if data.get("extra") else ""
-    taught = run["config"].get("loss", {}).get("teachers")
-    by = f", taught by {len(taught)} networks" if taught else ""
+    by = f", taught by {_teachers(run)} networks" if _teachers(run) else ""
     return f"{run['epochs']}{limited}{extra}{f' after {began}' if began else ''}{by}"
+
+
+def _teachers(run: dict[str, Any]) -> int:
+    """How many networks it learned from."""
+    return len(run["config"]["loss"].get("teachers", {}))
 
 
 def _row_order(name: str) -> tuple[int, str]:
