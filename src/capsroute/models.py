@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -37,6 +37,9 @@ _BLOCK = 3  # modules for each convolution of the stem
 SWITCHED_OFF = -16.0  # the logit of a dropped capsule: an activation of a ten-millionth
 
 
+Kind = TypeVar("Kind", bound="Saved")  # not Self: shapes are checked function by function in tests
+
+
 class Saved(nn.Module):
     """A network that can be written to a folder and read back; `config` are the arguments it was built with."""
 
@@ -49,7 +52,7 @@ class Saved(nn.Module):
         save(self, folder)
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **overrides: Any) -> Self:
+    def from_pretrained(cls: type[Kind], name: str | Path, **overrides: Any) -> Kind:
         """The network saved in a folder, or one that ships with capsroute, by name."""
         from capsroute.pretrained import load
 
