@@ -14,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from capsroute.training import loop, ranks, watch
@@ -47,6 +48,13 @@ def unseen(name: str, number: int, *, epochs: int, seed: int, data: Path | None,
     return predict(trainer.learner.candidate, trainer.held, trainer.material.transform)
 
 
+def mistakes(found: Predictions, classes: Sequence[str], shown: int | None = None) -> str:
+    """What was taken for what, the most frequent first."""
+    taken = confusion(found).tolist()
+    wrong = sorted(((n, a, b) for a, row in enumerate(taken) for b, n in enumerate(row) if n and a != b), reverse=True)
+    return ", ".join(f"{classes[a]} for {classes[b]} {n}" for n, a, b in wrong[:shown]) or "none"
+
+
 def _tell(number: int, trainer: loop.Trainer) -> None:
     curve = [f"{entry['val_error']:.2f} % ({entry['val_loss']:.3f})" for entry in trainer.learner.progress.curve]
     print(f"fold {number}, new toys by epoch: {', '.join(curve)}", flush=True)
@@ -56,10 +64,8 @@ def _tell(number: int, trainer: loop.Trainer) -> None:
     if material.transform.flip:
         both = predict(net, trainer.held, material.transform, mirrored=True)
         print(f"fold {number}, with the mirror image: {both.error:.2f} %", flush=True)
-    taken = confusion(predict(net, trainer.held, material.transform)).tolist()
-    wrong = sorted(((n, a, b) for a, row in enumerate(taken) for b, n in enumerate(row) if n and a != b), reverse=True)
-    mistakes = ", ".join(f"{classes[a]} for {classes[b]} {n}" for n, a, b in wrong)
-    print(f"fold {number}, taken for another of {len(trainer.held):,}: {mistakes or 'none'}", flush=True)
+    wrong = mistakes(predict(net, trainer.held, material.transform), classes)
+    print(f"fold {number}, taken for another of {len(trainer.held):,}: {wrong}", flush=True)
 
 
 def main() -> None:

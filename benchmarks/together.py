@@ -17,16 +17,14 @@ import torch
 from capsroute.analysis.subject import open_subject
 from capsroute.models import count_parameters
 from capsroute.training import ranks
-from capsroute.training.evaluate import Predictions, confusion, predict
+from capsroute.training.evaluate import Predictions, predict
+from new_toys import mistakes
 
 SHOWN = 4
 
 
 def _tell(name: str, found: Predictions, classes: tuple[str, ...]) -> float:
-    taken = confusion(found).tolist()
-    wrong = sorted(((n, a, b) for a, row in enumerate(taken) for b, n in enumerate(row) if n and a != b), reverse=True)
-    mistakes = ", ".join(f"{classes[a]} for {classes[b]} {n}" for n, a, b in wrong[:SHOWN])
-    print(f"{name}: {found.error:.2f} % ({mistakes})", flush=True)
+    print(f"{name}: {found.error:.2f} % ({mistakes(found, classes, SHOWN)})", flush=True)
     return round(found.error, 2)
 
 
