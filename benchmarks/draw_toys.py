@@ -606,15 +606,16 @@ def halved(picture: Array) -> Array:
     return small
 
 
-def drawn(seed: int, pairs: int, camera: Camera) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Pairs of 48 x 48 pixels and their classes, which take turns; every pair shows another toy."""
+def drawn(seed: int, pairs: int, camera: Camera, side: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Pairs of 48 x 48 or 96 x 96 pixels and their classes, which take turns; every pair shows another toy."""
     g = Dice(seed)
     images: list[npt.NDArray[np.uint8]] = []
     while len(images) < pairs:
         name = CLASSES[len(images) % len(CLASSES)]
         pictures = pair(g, MAKERS[name](g), name, camera)
         if pictures is not None:
-            images.append((halved(pictures).clip(0, 1) * 255).round().astype(np.uint8))
+            sized = pictures if side == SIDE else halved(pictures)
+            images.append((sized.clip(0, 1) * 255).round().astype(np.uint8))
             if len(images) % 1000 == 0:
                 print(f"{len(images):,} of {pairs:,} pairs", flush=True)
     return np.stack(images), np.arange(pairs) % len(CLASSES)
@@ -636,6 +637,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="drawn-toys.npz; a .png for --sheet")
     parser.add_argument("--pairs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--side", type=int, choices=(SIDE // 2, SIDE), default=SIDE // 2, help="pixels")
     parser.add_argument("--sheet", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -645,7 +647,7 @@ def main() -> None:
 
             Image.fromarray(sheet(given.seed, camera)).save(given.file)
             return
-        images, labels = drawn(given.seed, given.pairs, camera)
+        images, labels = drawn(given.seed, given.pairs, camera, given.side)
     np.savez(given.file, images=images, labels=labels, instance=1000 + np.arange(given.pairs))
 
 

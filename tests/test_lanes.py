@@ -13,7 +13,7 @@ from capsroute import pretrained
 from capsroute.analysis.tracing import capsule_network
 from capsroute.data import Split, Transform
 from capsroute.errors import RunError
-from capsroute.lanes import LaneNet, View, joined
+from capsroute.lanes import LaneNet, View
 from capsroute.models import CapsNet, ConvNet, count_parameters
 from capsroute.training.config import LossConfig
 from capsroute.training.health import routing_health
@@ -153,11 +153,6 @@ def test_each_lane_has_a_loss_of_its_own() -> None:
     torch.testing.assert_close(loss, torch.stack(each).mean())
     torch.testing.assert_close(logits, net(images()).logits)
     assert loss > torch.nn.functional.cross_entropy(logits, labels), "a mean of logits errs less than their mean loss"
-
-
-def test_one_network_is_left_as_it_is() -> None:
-    caps = CapsNet(image_size=32, in_channels=2, **SMALL)(images())
-    assert joined([caps]) is caps
 
 
 def test_routing_health_is_that_of_the_first_lane() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,8 @@ from torch.nn import functional as F
 
 from capsroute.capsules import Capsules
 from capsroute.models import CapsNet, Saved, check_images
+
+Average = Literal["logits", "shares"]
 
 
 class View(NamedTuple):
@@ -56,7 +59,7 @@ class View(NamedTuple):
 
 
 class LaneNet(Saved):
-    """Several `CapsNet`s that never hear of each other; their class logits are averaged, their poses stacked by rows.
+    """Several `CapsNet`s that never hear of each other; what they say is averaged, their poses stacked by rows.
 
     Each learns from a loss of its own (`heads`) and may see the image in another size, so that what one of them
     mistakes the others may not. `net(images)` gives `Capsules` of the classes: activations and logits `[B, classes]`,
@@ -65,6 +68,7 @@ class LaneNet(Saved):
     Args:
         lanes: of each lane what it has for itself: arguments of `CapsNet` that go over `options`, and `view`, the side
             of the window it sees and how many times smaller that is made (`View`), the whole image unless told.
+        average: of the class `logits`, or of the class `shares` (softmax), in which no lane counts more for being sure.
         image_size: side of the square images.
         options: of all lanes, as `CapsNet` takes them.
     """
@@ -74,6 +78,7 @@ class LaneNet(Saved):
         routing: str = "similarity",
         *,
         lanes: Sequence[Mapping[str, Any]] = ({}, {}, {}),
+        average: Average = "logits",
         image_size: int = 32,
         in_channels: int = 1,
         classes: int = 5,
@@ -84,9 +89,13 @@ class LaneNet(Saved):
             raise ValueError(f"lanes={lanes!r}: pass one set of options for each lane, {{}} where there are none")
         if options.get("decoder") or any(lane.get("decoder") for lane in lanes):
             raise ValueError("decoder: each lane sees an image of its own, and none is drawn; leave the decoder out")
+        if average not in ("logits", "shares"):
+            raise ValueError(f"average={average!r}: choose 'logits' or 'shares'")
+        self.average = average
         self.config = {
             "routing": routing,
             "lanes": [dict(lane) for lane in lanes],
+            "average": average,
             "image_size": image_size,
             "in_channels": in_channels,
             "classes": classes,
@@ -106,12 +115,15 @@ class LaneNet(Saved):
         return [lane(view(images)) for view, lane in zip(self.views, self.lanes, strict=True)]
 
     def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
-        return joined(self.heads(images))
+        return self.joined(self.heads(images))
+
+    def joined(self, heads: Sequence[Capsules]) -> Capsules:
+        """Capsules of all lanes as one; where shares are averaged, its logits are their logarithms."""
+        logits = torch.stack([caps.logits for caps in heads if caps.logits is not None])
+        mean = logits.mean(0) if self.average == "logits" else mean_share(logits)
+        return Capsules.from_logits(torch.cat([caps.poses for caps in heads], -2), mean)
 
 
-def joined(heads: Sequence[Capsules]) -> Capsules:
-    """Capsules of several lanes as one: logits averaged, poses below each other."""
-    if len(heads) == 1:
-        return heads[0]
-    logits = torch.stack([caps.logits for caps in heads if caps.logits is not None]).mean(0)
-    return Capsules.from_logits(torch.cat([caps.poses for caps in heads], -2), logits)
+def mean_share(logits: Float[Tensor, "N B K"]) -> Float[Tensor, "B K"]:
+    """The logarithm of the class shares (softmax), averaged over N networks."""
+    return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))

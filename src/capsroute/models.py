@@ -19,6 +19,7 @@ from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, ClassNorm, PoseNorm, 
 from capsroute.routing import LayerShape, Routing, RoutingFactory, by_name, resolve
 from capsroute.routing.tiling import DEFAULT_BUDGET
 from capsroute.stereo import Disparity
+from capsroute.thinning import thin as leave
 from capsroute.votes import Start
 
 # The paper's settings for its three routed layers: "the deeper layers have more parameters".
@@ -92,6 +93,7 @@ class CapsNet(Saved):
         share_routing: one routing module for the whole network ("either for each layer or each network").
         faithful: nothing that the paper does not mention: no pose norm, weights start as noise, beta_3 at zero.
         decoder: hidden widths of a reconstruction network (Sabour et al. 2017), see `reconstruct`.
+        thin: leave so many learned numbers at most, the largest; the others are zero (`capsroute.thinning`).
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class CapsNet(Saved):
         share_routing: bool = False,
         faithful: bool = False,
         decoder: Sequence[int] = (),
+        thin: int | None = None,
         fused: Fused = "auto",
         vote_budget: int | None = DEFAULT_BUDGET,
     ) -> None:
@@ -186,6 +189,8 @@ class CapsNet(Saved):
         self.norms = nn.ModuleList([self._norm(pose_norm, layer.in_channels, n == 0) for n, layer in enumerate(layers)])
         self.class_norm = ClassNorm(classes) if class_norm else None
         self.decoder = Decoder(classes, self.pose, in_channels, self.image_size, decoder) if decoder else None
+        if thin is not None:
+            leave(self, thin)
 
     def _norm(self, kind: PoseNormName | None, types: int, first: bool) -> nn.Module:
         if kind == "batch":

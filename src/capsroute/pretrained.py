@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_model
+from torch import nn
 
 from capsroute.errors import RunError
 from capsroute.lanes import LaneNet
 from capsroute.models import CapsNet, ConvNet, Saved, to_json
+from capsroute.thinning import thinned
 
 SHIPPED = Path(__file__).parent / "weights"
 Network = CapsNet | ConvNet | LaneNet
@@ -67,22 +70,41 @@ def load(name: str | Path, **overrides: Any) -> Network:
 
 
 @torch.no_grad()
-def borrow(net: Network, name: str | Path) -> None:
+def borrow(net: Network, name: str | Path | Sequence[str | Path]) -> None:
     """Copy what fits by name and shape from a saved network; what does not fit stays as it was.
 
-    A network can so begin with the trunk and the matrices of one whose routing, or number of classes, is another; of
-    several lanes each takes what fits it.
+    A network can so begin with the trunk and the matrices of one whose routing, or number of classes, is another. Of
+    several lanes each takes what fits it, of one network or of one each. A thinned network takes the largest weights.
     """
-    folder = locate(name)
+    lanes = list(net.lanes) if isinstance(net, LaneNet) else [net]
+    if isinstance(name, (str, Path)):
+        if not sum([_borrow(lane, locate(name)) for lane in lanes]):
+            raise RunError(_NOTHING_FITS.format(locate(name)))
+        return
+    if len(name) != len(lanes):
+        raise RunError(f"start={list(map(str, name))}: {len(name)} networks to begin with for {len(lanes)}")
+    for lane, one in zip(lanes, name, strict=True):
+        if not _borrow(lane, locate(one)):
+            raise RunError(_NOTHING_FITS.format(locate(one)))
+
+
+_NOTHING_FITS = "nothing of the network in {} fits this one by name and shape; begin without start="
+
+
+def _borrow(net: nn.Module, folder: Path) -> int:
+    """How many tensors fitted."""
     try:
         saved = load_file(str(folder / "model.safetensors"))
     except (SafetensorError, FileNotFoundError) as error:
         raise RunError(f"the network in {folder} cannot be read ({error}); save it again") from error
     fitting = 0
-    for lane in net.lanes if isinstance(net, LaneNet) else [net]:
-        for key, tensor in lane.state_dict().items():
-            if key in saved and saved[key].shape == tensor.shape:
-                tensor.copy_(saved[key])
-                fitting += 1
-    if not fitting:
-        raise RunError(f"nothing of the network in {folder} fits this one by name and shape; begin without start=")
+    for key, tensor in net.state_dict().items():
+        if key in saved and saved[key].shape == tensor.shape:
+            tensor.copy_(saved[key])
+            fitting += 1
+    for key, layer in thinned(net).items():
+        whole = saved.get(f"{key}.weight")
+        if whole is not None and whole.shape == layer.weight.shape:
+            layer.weight = whole
+            fitting += 1
+    return fitting

@@ -53,7 +53,8 @@ class LossConfig:
     `reconstruction` weighs the squared error of the decoder's drawing (0.0005 in Sabour et al.). `mixup` and `cutmix`
     are the shares of batches in which pairs of images are made into one, with the loss of both labels. `teachers` are
     trained networks, by name or folder, each with its view of the images (`[side, shrink]`, `capsroute.lanes.View`):
-    what they say together, softened by `temperature`, is then learned instead of the labels.
+    what they say together, softened by `temperature`, is then learned instead of the labels. With `apart` each of
+    several networks side by side learns from one of them, in their order.
     """
 
     name: Literal["cross_entropy", "spread", "margin", "bounded"] = "cross_entropy"
@@ -64,6 +65,7 @@ class LossConfig:
     cutmix: float = 0.0
     teachers: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 2.0
+    apart: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -108,7 +110,7 @@ class Config:
     `ema` averages weights with that decay and tests the average. Parameters are candidates from epoch `record_from` on.
     `precision` is float32; `medium`, where matrix products may round to bfloat16 if the processor has instructions for
     it (torch's word for it); or `bf16`, mixed precision. `start` names a network, shipped or in a folder, whose tensors
-    are begun with where they fit by name and shape.
+    are begun with where they fit by name and shape; of networks side by side, one for each or one for all.
     """
 
     recipe: str = "custom"
@@ -122,7 +124,7 @@ class Config:
     seed: int = 0
     ema: float | None = None
     record_from: int = 10
-    start: str | None = None
+    start: str | tuple[str, ...] | None = None
     precision: Literal["32", "medium", "bf16"] = "32"
 
     def __post_init__(self) -> None:
@@ -272,13 +274,17 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
-        return _convert(next(a for a in arguments if a is not type(None)), value, path)
+        listed = isinstance(value, (list, tuple))
+        kinds = [a for a in arguments if a is not type(None)]
+        return _convert(next((a for a in kinds if (typing.get_origin(a) is tuple) == listed), kinds[0]), value, path)
     if origin is Literal:
         # JSON reads a name such as 32 as a number, and `none` may be a name
         name = "none" if value is None else str(value)
         if name not in arguments:
             raise ConfigError(f"{path}={name!r}: choose one of {', '.join(arguments)}")
         return name
+    if origin is tuple and Ellipsis in arguments:
+        return tuple(_convert(arguments[0], v, path) for v in value)
     if origin is tuple:
         if not isinstance(value, (list, tuple)) or len(value) != len(arguments):
             raise ConfigError(f"{path}={value!r}: write {len(arguments)} values as [a, b]")

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from capsroute import losses
 from capsroute.capsules import Capsules
-from capsroute.lanes import LaneNet, joined
+from capsroute.errors import RunError
+from capsroute.lanes import LaneNet
 from capsroute.models import CapsNet
 from capsroute.pretrained import Network
 from capsroute.training.config import LossConfig
@@ -27,6 +28,11 @@ class Objective(nn.Module):
         self.config = config
         self.steps = steps
         self.teachers = Teachers(config.teachers, net.in_channels, net.classes) if config.teachers else None
+        lanes = len(net.lanes) if isinstance(net, LaneNet) else 1
+        if config.apart and len(config.teachers) != lanes:
+            raise RunError(
+                f"loss.apart: {len(config.teachers)} teachers for {lanes} networks side by side; each needs its own"
+            )
 
     def forward(
         self, images: Float[Tensor, "B F H W"], labels: Int[Tensor, "B *n"], step: int
@@ -36,8 +42,8 @@ class Objective(nn.Module):
         seen = images if mix is None else mix.images
         heads = self.net.heads(seen) if isinstance(self.net, LaneNet) else [self.net(seen)]
         if self.teachers is not None:
-            wanted = self.teachers(seen)
-            each = [distillation(caps, wanted, self.config.temperature) for caps in heads]
+            wanted = self.teachers.each(seen) if self.config.apart else [self.teachers(seen)] * len(heads)
+            each = [distillation(c, w, self.config.temperature) for c, w in zip(heads, wanted, strict=True)]
         else:
             each = [self._labelled(caps, labels, mix, step) for caps in heads]
         loss = torch.stack(each).mean()
@@ -45,7 +51,7 @@ class Objective(nn.Module):
             assert isinstance(self.net, CapsNet)
             drawn = self.net.reconstruct(heads[0], labels)
             loss = loss + self.config.reconstruction * losses.reconstruction(_unit_range(images), drawn)
-        logits = joined(heads).logits
+        logits = self.net.joined(heads).logits if isinstance(self.net, LaneNet) else heads[0].logits
         assert logits is not None
         return loss, logits
 

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from capsroute import thinning
 from capsroute.routing import Routing
 from capsroute.training.config import OptimizerConfig, ScheduleConfig
 
@@ -15,10 +16,12 @@ from capsroute.training.config import OptimizerConfig, ScheduleConfig
 def build_optimizer(net: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """As configured; weight decay acts on matrices and convolutions, not on biases, norms or what a routing learned."""
     own = {id(p) for module in net.modules() if isinstance(module, Routing) for p in module.parameters()}
+    left = {id(p) for p in thinning.values(net)}
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     for parameter in net.parameters():
-        (decayed if parameter.dim() > 1 and id(parameter) not in own else free).append(parameter)
+        matrix = (parameter.dim() > 1 and id(parameter) not in own) or id(parameter) in left
+        (decayed if matrix else free).append(parameter)
     groups = [
         {"params": params, "weight_decay": decay}
         for params, decay in ((decayed, config.weight_decay), (free, 0.0))

@@ -15,7 +15,8 @@ cars and trucks in their proportions (`smallnorb-cnn-stiff`: without capsules), 
 epochs. `smallnorb-<routing>-cut` is the stiff one with CutMix in half of the batches, `-fine-cut` the fine one with
 both and without joined toys, `-whole-cut` the whole one with CutMix, 40 epochs each. `smallnorb-similarity-taught` is
 two networks side by side that learn what four of these, as they ship with capsroute, say together of toys mixed, bent
-and joined beyond what their labels allow for; it begins with `-fine-cut`.
+and joined beyond what their labels allow for; it begins with `-fine-cut`. `smallnorb-similarity-thin` is those four
+side by side, two thirds of their weights left out, each of which learns to say what it said before, also of drawn toys.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -56,12 +57,13 @@ KINDS = (
     *(f"{routing}-disparity" for routing in ROUTINGS),
     *(f"{routing}-drawn" for routing in ROUTINGS),
     *(f"{routing}-{kind}" for kind in KEPT for routing in ROUTINGS),
-    *("cnn-stiff", "cnn-cut", "similarity-taught"),
+    *("cnn-stiff", "cnn-cut", "similarity-taught", "similarity-thin"),
 )
-# kinds that are made for smallNORB
-TOYS_ALONE = ("-fine", "-deep-bounded", "-crops", "-disparity", "-drawn", "-stiff", "-whole", "-cut", "-taught")
-TWO_CAMERAS = ("-disparity", "-drawn", "-taught")  # kinds for which one is not enough
+# kinds for which one camera is not enough, and all that are made for smallNORB
+TWO_CAMERAS = ("-disparity", "-drawn", "-taught", "-thin")
+TOYS_ALONE = ("-fine", "-deep-bounded", "-crops", "-stiff", "-whole", "-cut", *TWO_CAMERAS)
 DRAWN = "drawn-toys.npz"  # in the current folder
+DRAWN_FINE = "drawn-toys-96.npz"
 
 # The paper's network sees 32 x 32 pixels; 8 x 8 digits get one convolutional capsule layer and a stem without stride.
 SMALL: dict[str, Any] = {"stem": [32, 5, 1], "stem_padding": 1, "primary": 4, "capsules": [[8, 3, 2]]}
@@ -112,6 +114,18 @@ TEACHERS: dict[str, Any] = {
     "smallnorb-similarity-fine-cut": [80],
     "smallnorb-similarity-whole": [96],
 }
+# The same networks, of 99K weights together; views are in pixels of whole images.
+THIN: dict[str, Any] = {
+    **DEEP,
+    "network": "LaneNet",
+    "average": "shares",
+    "lanes": [
+        {"view": [80, 2], "thin": 22_000},
+        {"view": [80, 2], "thin": 22_000},
+        {"view": [80], "stem": FINE["stem"], "thin": 25_000},
+        {"view": [96], "stem": WHOLE["stem"], "thin": 30_000},
+    ],
+}
 DISPARITY: dict[str, Any] = {**DEEP, "disparity": 6}
 TRUNKS: dict[str, dict[str, Any]] = {
     "": {},
@@ -120,6 +134,7 @@ TRUNKS: dict[str, dict[str, Any]] = {
     "whole": WHOLE,
     "disparity": DISPARITY,
     "taught": TAUGHT,
+    "thin": THIN,
 }
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
 # What new toys need: other shapes and other light of the known ones, and to be seen whole.
@@ -150,6 +165,7 @@ _WHOLE_TOYS: dict[str, Any] = {
     "scale": 0.1,
     "chimera": 0,
 }
+_THIN_TOYS: dict[str, Any] = {**_FINE_TOYS, "crop": 96, "shift": 8}
 _DIGITS: dict[str, Any] = {"shift": 2, "rotation": 10, "scale": 0.1, "shear": 0.1}
 MAPS: dict[str, dict[str, Any]] = {
     "mnist": _DIGITS,
@@ -191,6 +207,8 @@ def _recipe(data: str, kind: str) -> Config:
         config = _fine(config, _FINE_TOYS, 30)
     if deep == "taught":
         config = _taught(_fine(config, _FINE_TOYS, 24))
+    if deep == "thin":
+        config = _thinned(_taught(_fine(config, _THIN_TOYS, 10)))
     if deep == "whole":
         config = _fine(config, _WHOLE_TOYS, 25)
     if "stiff" in (deep, variant) or "cut" in (deep, variant):
@@ -262,6 +280,17 @@ def _taught(config: Config) -> Config:
         optimizer=replace(config.optimizer, lr=2e-3),
         schedule=replace(config.schedule, warmup=0.5),
         start="smallnorb-similarity-fine-cut",
+    )
+
+
+def _thinned(config: Config) -> Config:
+    """Each network is its own teacher and start, and is shown toys of many more shapes than five a class have."""
+    return replace(
+        config,
+        data=replace(config.data, extra=DRAWN_FINE),
+        loss=replace(config.loss, apart=True),
+        optimizer=OptimizerConfig(),
+        start=tuple(TEACHERS),
     )
 
 

@@ -170,7 +170,8 @@ def _epochs(run: dict[str, Any]) -> str:
     limited = f" of {data['limit']:,} images" if data.get("limit") else ""
     extra = f" with {Path(data['extra']).name}" if data.get("extra") else ""
     by = f", taught by {_teachers(run)} networks" if _teachers(run) else ""
-    return f"{run['epochs']}{limited}{extra}{f' after {began}' if began else ''}{by}"
+    after = f" after {began if isinstance(began, str) else ', '.join(began)}" if began else ""
+    return f"{run['epochs']}{limited}{extra}{after}{by}"
 
 
 def _teachers(run: dict[str, Any]) -> int:

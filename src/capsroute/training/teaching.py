@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from capsroute import pretrained
 from capsroute.capsules import Capsules
 from capsroute.errors import RunError
-from capsroute.lanes import View
+from capsroute.lanes import View, mean_share
 
 
 class Teachers(nn.Module):
@@ -49,11 +49,13 @@ class Teachers(nn.Module):
         return super().train(False)
 
     @torch.no_grad()
+    def each(self, images: Float[Tensor, "B F H W"]) -> Float[Tensor, "N B K"]:
+        """Class logits of each teacher."""
+        return torch.stack([net(view(images)).logits for view, net in zip(self.views, self.nets, strict=True)])
+
     def forward(self, images: Float[Tensor, "B F H W"]) -> Float[Tensor, "B K"]:
         """Logarithms of the class shares, averaged over the teachers."""
-        shares = [net(view(images)).logits.softmax(1) for view, net in zip(self.views, self.nets, strict=True)]
-        # a share that has rounded to nothing must not become an infinite wish
-        return torch.stack(shares).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
+        return mean_share(self.each(images))
 
 
 def distillation(caps: Capsules, wanted: Float[Tensor, "B K"], temperature: float) -> Float[Tensor, ""]:
