@@ -42,6 +42,14 @@ def test_the_answer_is_the_mean_of_the_lanes_and_keeps_their_poses() -> None:
     assert caps.poses.shape == (4, 5, 8, 4)
 
 
+def test_shares_can_be_averaged_instead_of_logits() -> None:
+    net = two_lanes(average="shares").eval()
+    shares = [caps.logits.softmax(1) for caps in net.heads(images())]
+    caps = net(images())
+    torch.testing.assert_close(caps.logits.exp(), (shares[0] + shares[1]) / 2)
+    torch.testing.assert_close(caps.logits.softmax(1), caps.logits.exp())
+
+
 def test_lanes_have_their_own_options_over_those_of_all() -> None:
     net = two_lanes(classes=3)
     first, second = net.lanes
@@ -107,6 +115,7 @@ def test_a_wrong_view_is_told(given: Any) -> None:
     ("options", "message"),
     [
         ({"lanes": []}, "lanes=\\[\\]: pass one set of options"),
+        ({"average": "poses"}, "average='poses': choose 'logits' or 'shares'"),
         ({"lanes": [3]}, "lanes=\\[3\\]"),
         ({"lanes": [{}], "decoder": [16]}, "leave the decoder out"),
         ({"lanes": [{"decoder": [16]}]}, "leave the decoder out"),

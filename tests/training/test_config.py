@@ -30,7 +30,7 @@ NAMES = (
         )
     }
     | {f"smallnorb-{routing}-{kind}" for kind in ("disparity", "drawn") for routing in ROUTINGS}  # one camera has none
-    | {"smallnorb-similarity-taught"}
+    | {"smallnorb-similarity-taught", "smallnorb-similarity-thin"}
 )
 
 
@@ -55,7 +55,7 @@ def test_round_trip_through_json(name: str) -> None:
             for routing in ROUTINGS
         ),
         *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "cnn-cut", "similarity-crops", "em-crops", "similarity-whole"),
-        *("similarity-whole-cut", "similarity-taught"),
+        *("similarity-whole-cut", "similarity-taught", "similarity-thin"),
     ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:
@@ -148,6 +148,8 @@ def test_settings_change_one_entry_each() -> None:
         ("schedule.warmup=-1", "schedule.warmup=-1.0: must be not negative"),
         ("loss.cutmix=1.5", "loss.cutmix=1.5: must be from 0 to 1"),
         ("loss.mixup=-1", "loss.mixup=-1.0: must be from 0 to 1"),
+        ("start=3", "start=3: takes a str"),
+        ("start=[3]", "start=3: takes a str"),
         ("loss.reconstruction=0.1", r"needs a decoder; --set model.decoder=\[512,1024\]"),
     ],
 )

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from capsroute.capsules import Capsules
 from capsroute.errors import RunError
-from capsroute.lanes import View
+from capsroute.lanes import LaneNet, View
 from capsroute.models import ConvNet
 from capsroute.training import Config, recipe
 from capsroute.training.config import ConfigError, LossConfig
@@ -58,6 +58,21 @@ def test_labels_are_not_asked_for(taught: Path) -> None:
     objective = Objective(ConvNet(image_size=16, in_channels=2, parameters=2000).eval(), LossConfig(teachers=NAMES), 10)
     zeros, ones = (objective(images(), torch.full((6,), label), 0)[0] for label in (0, 1))
     assert torch.equal(zeros, ones)
+
+
+def test_apart_each_lane_has_a_teacher_of_its_own(taught: Path) -> None:
+    torch.manual_seed(3)
+    lanes = [{}, {"view": [16, 2], "stem": [4, 3, 1]}]
+    net = LaneNet(lanes=lanes, image_size=16, in_channels=2, stem=[4, 5, 2], primary=2, capsules=[]).eval()
+    objective = Objective(net, LossConfig(teachers=NAMES, apart=True), 10)
+    assert objective.teachers is not None
+    pairs = zip(net.heads(images()), objective.teachers.each(images()), strict=True)
+    each = [distillation(caps, wanted, 2.0) for caps, wanted in pairs]
+    loss, logits = objective(images(), torch.zeros(6, dtype=torch.long), 0)
+    torch.testing.assert_close(loss, (each[0] + each[1]) / 2)
+    torch.testing.assert_close(logits, net(images()).logits)
+    with pytest.raises(RunError, match=r"loss\.apart: 1 teachers for 2 networks side by side; each needs its own"):
+        Objective(net, LossConfig(teachers={"first": [16]}, apart=True), 10)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
