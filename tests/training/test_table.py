@@ -81,6 +81,13 @@ def test_a_run_that_learned_from_networks_says_so() -> None:
     assert (told["loss"], told["epochs"]) == ("teachers", "20, taught by 2 networks")
 
 
+def test_a_run_that_began_with_several_networks_and_left_weights_out_says_so() -> None:
+    thin = result()
+    thin["config"] |= {"start": ["first", "second"], "model": {"lanes": [{"thin": 20_000}, {}]}}
+    header, (row,) = table.details([thin])
+    assert dict(zip(header, row, strict=True))["epochs"] == "20 after 2 networks, thinned"
+
+
 def test_sizes_that_round_to_the_same_are_written_once() -> None:
     other = result(parameters=88_400, dataset="mnist", source="idx", cameras=None)
     assert cells([result(), {**other, "recipe": "mnist-similarity"}])["weights"] == "88K"

@@ -170,13 +170,19 @@ def _epochs(run: dict[str, Any]) -> str:
     limited = f" of {data['limit']:,} images" if data.get("limit") else ""
     extra = f" with {Path(data['extra']).name}" if data.get("extra") else ""
     by = f", taught by {_teachers(run)} networks" if _teachers(run) else ""
-    after = f" after {began if isinstance(began, str) else ', '.join(began)}" if began else ""
-    return f"{run['epochs']}{limited}{extra}{after}{by}"
+    after = f" after {began if isinstance(began, str) else f'{len(began)} networks'}" if began else ""
+    return f"{run['epochs']}{limited}{extra}{after}{', thinned' if _thinned(run) else ''}{by}"
 
 
 def _teachers(run: dict[str, Any]) -> int:
     """How many networks it learned from."""
     return len(run["config"]["loss"].get("teachers", {}))
+
+
+def _thinned(run: dict[str, Any]) -> bool:
+    """Whether its weights are those that are not zero."""
+    model = run["config"].get("model", {})
+    return any(part.get("thin") for part in (model, *model.get("lanes", ())))
 
 
 def _row_order(name: str) -> tuple[int, str]:
