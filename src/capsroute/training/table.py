@@ -197,7 +197,7 @@ def _column_order(title: str) -> tuple[int, str]:
 
 NOTE = (
     "Test errors in per cent. capsroute: the run chosen by validation, in brackets mean ± deviation over seeds; its "
-    "weights include those of the routing, the paper's 86K do not."
+    "weights include those of the routing, the paper's 86K do not; of thinned networks, those that are not zero."
 )
 
 
