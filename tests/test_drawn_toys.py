@@ -47,7 +47,7 @@ def test_a_ball_is_round_and_its_shadow_lies_away_from_the_light(toys, camera):
 
 
 def test_every_pair_shows_a_whole_toy_from_two_sides(toys, camera):
-    images, labels = toys.drawn(3, 20, camera)
+    images, labels = toys.drawn(3, 20, camera, 48)
     assert images.shape == (20, 2, 48, 48)
     assert images.dtype == np.uint8
     assert labels.tolist() == [0, 1, 2, 3, 4] * 4
@@ -59,9 +59,15 @@ def test_every_pair_shows_a_whole_toy_from_two_sides(toys, camera):
 
 
 def test_a_seed_decides_all(toys, camera):
-    first, again, other = (toys.drawn(seed, 5, camera)[0] for seed in (1, 1, 2))
+    first, again, other = (toys.drawn(seed, 5, camera, 48)[0] for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
+
+
+def test_all_pixels_are_those_that_are_halved(toys, camera):
+    small, large = (toys.drawn(1, 5, camera, side)[0] for side in (48, 96))
+    assert large.shape == (5, 2, 96, 96)
+    assert np.abs(toys.halved(large.astype(float)) - small).max() <= 1
 
 
 def test_the_file_fits_beside_smallnorb(toys, tmp_path, monkeypatch):
