@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from capsroute.analysis.subject import open_subject
+from capsroute.lanes import mean_share
 from capsroute.models import count_parameters
 from capsroute.training import ranks
 from capsroute.training.evaluate import Predictions, predict
@@ -45,8 +46,8 @@ def main() -> None:
         kind = "mirrored" if mirrored else "one look"
         each = [predict(s.net, s.dataset.test, s.transform, mirrored=mirrored) for s in subjects]
         alone = [_tell(f"{s.name}, {kind}", found, classes) for s, found in zip(subjects, each, strict=True)]
-        shares = torch.stack([found.logits.softmax(1) for found in each]).mean(0)
-        together = _tell(f"all, {kind}", Predictions(shares.log(), each[0].labels), classes)
+        shares = mean_share(torch.stack([found.logits for found in each]))
+        together = _tell(f"all, {kind}", Predictions(shares, each[0].labels), classes)
         told[kind] = {"alone": alone, "together": together}
     print(json.dumps(told))
 

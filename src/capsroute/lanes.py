@@ -125,5 +125,5 @@ class LaneNet(Saved):
 
 
 def mean_share(logits: Float[Tensor, "N B K"]) -> Float[Tensor, "B K"]:
-    """The logarithm of the class shares (softmax), averaged over N networks."""
+    """The logarithm of the class shares (softmax), averaged over N networks or views."""
     return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from capsroute.data import Loader, Split, Transform
+from capsroute.lanes import mean_share
 from capsroute.training.objective import correct
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ def _logits(net: nn.Module, images: Tensor, fabric: Fabric | None) -> Tensor:
 def _over_views(net: nn.Module, views: Float[Tensor, "B k F H W"]) -> Float[Tensor, "B K"]:
     """The logarithm of the mean share: after cross-entropy all activations may be near one, which says nothing."""
     logits = net(views.flatten(0, 1)).logits.unflatten(0, views.shape[:2])
-    shares: Tensor = logits.double().log_softmax(-1).logsumexp(1) - math.log(views.shape[1])
-    return shares
+    return mean_share(logits.transpose(0, 1).double())
 
 
 def wilson(wrong: int, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
