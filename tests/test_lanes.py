@@ -155,6 +155,17 @@ def test_each_lane_takes_what_fits_it_of_a_saved_network(tmp_path: Path) -> None
         pretrained.borrow(net, tmp_path / "other")
 
 
+def test_each_lane_takes_what_fits_it_of_the_saved_lane_in_its_place(tmp_path: Path) -> None:
+    saved, net = two_lanes().eval(), two_lanes().eval()
+    with torch.no_grad():
+        for parameter in saved.parameters():
+            parameter.mul_(1.5)
+    saved.save_pretrained(tmp_path)
+    assert not torch.allclose(net(images()).logits, saved(images()).logits)
+    pretrained.borrow(net, tmp_path)
+    assert torch.equal(net(images()).logits, saved(images()).logits)
+
+
 def test_each_lane_has_a_loss_of_its_own() -> None:
     net, labels = two_lanes().eval(), torch.tensor([0, 1, 2, 3])
     loss, logits = Objective(net, LossConfig(), 10)(images(), labels, 0)

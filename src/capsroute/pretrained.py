@@ -74,12 +74,14 @@ def borrow(net: Network, name: str | Path | Sequence[str | Path]) -> None:
     """Copy what fits by name and shape from a saved network; what does not fit stays as it was.
 
     A network can so begin with the trunk and the matrices of one whose routing, or number of classes, is another. Of
-    several lanes each takes what fits it, of one network or of one each. A thinned network takes the largest weights.
+    several lanes each takes what fits it, of one network or of one each; of another network with lanes, of the lane in
+    its place. A thinned network takes the largest weights.
     """
     lanes = list(net.lanes) if isinstance(net, LaneNet) else [net]
     if isinstance(name, (str, Path)):
-        if not sum([_borrow(lane, locate(name)) for lane in lanes]):
-            raise RunError(_NOTHING_FITS.format(locate(name)))
+        folder = locate(name)
+        if not (_borrow(net, folder) or sum([_borrow(lane, folder) for lane in lanes])):
+            raise RunError(_NOTHING_FITS.format(folder))
         return
     if len(name) != len(lanes):
         raise RunError(f"start={list(map(str, name))}: {len(name)} networks to begin with for {len(lanes)}")
