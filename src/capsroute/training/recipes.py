@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from capsroute.training.config import (
     Config,
@@ -47,21 +47,7 @@ DATA: dict[str, DataConfig] = {
     "affnist": DataConfig("affnist"),
     "multimnist": DataConfig("multimnist"),
 }
-KEPT = ("stiff", "fine-stiff", "whole", "cut", "fine-cut", "whole-cut")  # cars and trucks keep their proportions
 ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
-KINDS = (
-    *(f"{routing}{deep}" for deep in ("", "-deep") for routing in (*ROUTINGS, "cnn")),
-    *(f"{routing}-fine" for routing in ROUTINGS),
-    *(f"{routing}-deep-bounded" for routing in (*ROUTINGS, "cnn")),
-    *(f"{routing}-crops" for routing in ROUTINGS),
-    *(f"{routing}-disparity" for routing in ROUTINGS),
-    *(f"{routing}-drawn" for routing in ROUTINGS),
-    *(f"{routing}-{kind}" for kind in KEPT for routing in ROUTINGS),
-    *("cnn-stiff", "cnn-cut", "similarity-taught", "similarity-thin"),
-)
-# kinds for which one camera is not enough, and all that are made for smallNORB
-TWO_CAMERAS = ("-disparity", "-drawn", "-taught", "-thin")
-TOYS_ALONE = ("-fine", "-deep-bounded", "-crops", "-stiff", "-whole", "-cut", *TWO_CAMERAS)
 DRAWN = "drawn-toys.npz"  # in the current folder
 DRAWN_FINE = "drawn-toys-96.npz"
 
@@ -127,15 +113,6 @@ THIN: dict[str, Any] = {
     ],
 }
 DISPARITY: dict[str, Any] = {**DEEP, "disparity": 6}
-TRUNKS: dict[str, dict[str, Any]] = {
-    "": {},
-    "crops": {},
-    "fine": FINE,
-    "whole": WHOLE,
-    "disparity": DISPARITY,
-    "taught": TAUGHT,
-    "thin": THIN,
-}
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
 # What new toys need: other shapes and other light of the known ones, and to be seen whole.
 _TOYS: dict[str, Any] = {
@@ -154,7 +131,6 @@ _TOYS: dict[str, Any] = {
     "fill": "edge",
 }
 _FINE_TOYS: dict[str, Any] = {"crop": 80, "bend": 12, "soften": 1.0, "chimera": 0.5}
-# A bent animal, human or airplane is one; a car made taller may be a truck.
 _STIFF: dict[str, Any] = {"pliancy": [1, 1, 1, 0, 0]}
 _WHOLE_TOYS: dict[str, Any] = {
     **_FINE_TOYS,
@@ -175,56 +151,46 @@ MAPS: dict[str, dict[str, Any]] = {
 }
 
 
+class Variant(NamedTuple):
+    """What follows the routing in a recipe's name: a trunk, and what is changed after that, in order."""
+
+    trunk: Mapping[str, Any]
+    changes: tuple[Callable[[Config], Config], ...] = ()
+    routings: tuple[str, ...] = ROUTINGS
+    data: tuple[str, ...] = ("smallnorb", "smallnorb-mono")
+
+
 def _recipe(data: str, kind: str) -> Config:
-    """Data set defaults and routing defaults."""
-    routing, _, rest = kind.partition("-")
-    deep, _, variant = rest.partition("-")
-    trunk = TRUNKS.get(deep, DEEP)
-    model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **trunk}
+    """Data set defaults and routing defaults, and what the variant makes of them."""
+    routing, _, name = kind.partition("-")
+    variant = VARIANTS[name]
+    model: dict[str, Any] = {"network": "CapsNet", "routing": routing, **variant.trunk}
     loss = LossConfig()
     if routing == "cnn":
-        model = {"network": "ConvNet", **(DEEP_CNN if deep else {})}
+        model = {"network": "ConvNet", **(DEEP_CNN if variant.trunk else {})}
     elif data == "digits":
         model |= SMALL
-    if routing == "connectionist" and trunk:
+    if routing == "connectionist" and variant.trunk:
         model["capsules"] = [[8, 3, 2]]  # an LSTM for each vote: at every second place, for time
     if routing == "em":
         model |= EM
-        if data != "multimnist" and not deep:  # the spread loss knows one label alone
+        if data != "multimnist" and not variant.trunk:  # the spread loss knows one label alone
             loss = LossConfig("spread")
     if routing == "variational":
         model |= VARIATIONAL
     if data == "multimnist" and routing != "cnn":
         loss = LossConfig("margin")
     config = Config(recipe=f"{data}-{kind}", data=DATA[data], model=model, loss=loss)
-    if deep == "crops":
-        return _crops(config)
-    if deep:
+    if variant.trunk:
         config = _deep(config, MAPS.get(data, {}))
-    if deep and config.data.name == "smallnorb":
-        config = _for_new_toys(config)
-    if deep == "fine":
-        config = _fine(config, _FINE_TOYS, 30)
-    if deep == "taught":
-        config = _taught(_fine(config, _FINE_TOYS, 24))
-    if deep == "thin":
-        config = _thinned(_taught(_fine(config, _THIN_TOYS, 10)))
-    if deep == "whole":
-        config = _fine(config, _WHOLE_TOYS, 25)
-    if "stiff" in (deep, variant) or "cut" in (deep, variant):
-        config = replace(config, data=replace(config.data, transform={**config.data.transform, **_STIFF}))
-    if "cut" in (deep, variant):
-        config = _cut(config)
-    if deep == "drawn":
-        config = replace(config, data=replace(config.data, extra=DRAWN))
-    if variant == "bounded":
-        config = _bounded(config)
+    for change in variant.changes:
+        config = change(config)
     return _small(config) if data == "digits" else config
 
 
 def _deep(config: Config, maps: Mapping[str, Any]) -> Config:
     """A run of half an hour to an hour on one core."""
-    return replace(
+    config = replace(
         config,
         data=replace(config.data, transform={**config.data.transform, **maps}),
         schedule=ScheduleConfig("cosine"),
@@ -232,6 +198,7 @@ def _deep(config: Config, maps: Mapping[str, Any]) -> Config:
         ema=0.999,
         record_from=1,
     )
+    return _for_new_toys(config) if config.data.name == "smallnorb" else config
 
 
 def _for_new_toys(config: Config) -> Config:
@@ -251,10 +218,15 @@ def _for_new_toys(config: Config) -> Config:
     )
 
 
-def _fine(config: Config, maps: Mapping[str, Any], epochs: int) -> Config:
+def _fine(config: Config, maps: Mapping[str, Any] = _FINE_TOYS, epochs: int = 30) -> Config:
     """All pixels of smallNORB, and what is counted in pixels doubled."""
     fine = replace(config.data, options={"side": 96}, transform={**config.data.transform, **maps})
     return replace(config, data=fine, epochs=epochs, record_from=epochs)
+
+
+def _stiff(config: Config) -> Config:
+    """A bent animal, human or airplane is one; a car made taller may be a truck."""
+    return replace(config, data=replace(config.data, transform={**config.data.transform, **_STIFF}))
 
 
 def _cut(config: Config) -> Config:
@@ -281,6 +253,10 @@ def _taught(config: Config) -> Config:
         schedule=replace(config.schedule, warmup=0.5),
         start="smallnorb-similarity-fine-cut",
     )
+
+
+def _drawn(config: Config) -> Config:
+    return replace(config, data=replace(config.data, extra=DRAWN))
 
 
 def _thinned(config: Config) -> Config:
@@ -348,20 +324,39 @@ def _small(config: Config) -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[], Config]] = {
+_ALL = (*ROUTINGS, "cnn")
+_STEREO = ("smallnorb",)  # one camera is not enough
+_whole = partial(_fine, maps=_WHOLE_TOYS, epochs=25)
+VARIANTS: dict[str, Variant] = {
+    "": Variant({}, routings=_ALL, data=tuple(DATA)),
+    "deep": Variant(DEEP, routings=_ALL, data=tuple(name for name in DATA if name != "digits")),  # they have no room
+    "fine": Variant(FINE, (_fine,)),
+    "deep-bounded": Variant(DEEP, (_bounded,), _ALL),
+    "crops": Variant({}, (_crops,)),
+    "disparity": Variant(DISPARITY, data=_STEREO),
+    "drawn": Variant(DEEP, (_drawn,), data=_STEREO),
+    "stiff": Variant(DEEP, (_stiff,), _ALL),
+    "fine-stiff": Variant(FINE, (_fine, _stiff)),
+    "whole": Variant(WHOLE, (_whole,)),
+    "cut": Variant(DEEP, (_stiff, _cut), _ALL),
+    "fine-cut": Variant(FINE, (_fine, _stiff, _cut)),
+    "whole-cut": Variant(WHOLE, (_whole, _cut)),
+    "taught": Variant(TAUGHT, (partial(_fine, epochs=24), _taught), ("similarity",), _STEREO),
+    "thin": Variant(THIN, (partial(_fine, maps=_THIN_TOYS, epochs=10), _taught, _thinned), ("similarity",), _STEREO),
+}
+RECIPES: dict[str, partial[Config]] = {
     f"{data}-{kind}": partial(_recipe, data, kind)
     for data in DATA
-    for kind in KINDS
-    if (data != "digits" or "-" not in kind)  # 8 x 8 pixels have no room for it
-    and (data.startswith("smallnorb") or not any(word in kind for word in TOYS_ALONE))
-    and (data == "smallnorb" or not any(word in kind for word in TWO_CAMERAS))
+    for name, variant in VARIANTS.items()
+    if data in variant.data
+    for kind in (f"{routing}-{name}" if name else routing for routing in variant.routings)
 }
 DEFAULT = "digits-similarity"
 
 
 def kind_of(name: str) -> str | None:
     """What follows the data set in a recipe's name: `similarity` of `smallnorb-mono-similarity`."""
-    return next((kind for kind in KINDS for data in DATA if name == f"{data}-{kind}"), None)
+    return RECIPES[name].args[1] if name in RECIPES else None
 
 
 def recipe(name: str = DEFAULT, **values: Any) -> Config:
@@ -370,6 +365,6 @@ def recipe(name: str = DEFAULT, **values: Any) -> Config:
         raise ConfigError(
             f"unknown recipe {name!r}{nearest(name, RECIPES)}; recipes are named DATA-ROUTING, with DATA one of "
             f"{', '.join(DATA)} and ROUTING one of {', '.join((*ROUTINGS, 'cnn'))}, or ROUTING-deep, on "
-            f"smallNORB also {', '.join(f'ROUTING{kind}' for kind in TOYS_ALONE)}"
+            f"smallNORB also {', '.join(f'ROUTING-{name}' for name in VARIANTS if name not in ('', 'deep'))}"
         )
     return RECIPES[name]().with_values(**values)
