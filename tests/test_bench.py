@@ -14,12 +14,13 @@ import torch
 from typer.testing import CliRunner
 
 from capsroute.bench import commands, compare, plots, report
-from capsroute.bench.candidates import CNN, PATHS, ROUTINGS, Candidate
+from capsroute.bench.candidates import CNN, PATHS, Candidate
 from capsroute.bench.compare import Row
 from capsroute.bench.worker import Seconds, Workbench, Worker
 from capsroute.cli import app
 from capsroute.errors import RunError
 from capsroute.models import count_parameters
+from capsroute.routing import ROUTINGS
 from capsroute.testing import assert_capsules_close
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from capsroute import pretrained
 from capsroute.models import count_parameters
+from capsroute.routing import ROUTINGS
 from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, LossConfig, differences
 
-ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
 REST = ("fine", "deep-bounded", "crops", "stiff", "fine-stiff", "whole", "cut", "fine-cut", "whole-cut")
 NAMES = (
     {

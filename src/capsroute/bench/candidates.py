@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from capsroute.models import CapsNet, ConvNet
 
-ROUTINGS = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform")
 CNN = "cnn"
 PATHS = ("reference", "tiled", "compiled", "fused")
 PHASES = ("train", "infer")

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from capsroute.bench.candidates import CNN, PATHS, PHASES, PRECISIONS, ROUTINGS, Candidate
+from capsroute.bench.candidates import CNN, PATHS, PHASES, PRECISIONS, Candidate
 from capsroute.bench.data import command as data_command
+from capsroute.training.recipes import ROUTINGS
 
 app = typer.Typer(help="Measure how fast routings are, and how much memory they need.")
 app.command("data")(data_command)
