@@ -13,7 +13,8 @@ toys drawn by a program as well (`benchmarks/draw_toys.py`). `smallnorb-<routing
 cars and trucks in their proportions (`smallnorb-cnn-stiff`: without capsules), `-fine-stiff` the fine one that does;
 `smallnorb-<routing>-whole` does so too, sees images of 96 x 96 whole, moved far, and has two more convolutions, 25
 epochs. `smallnorb-<routing>-cut` is the stiff one with CutMix in half of the batches, `-fine-cut` the fine one with
-both and without joined toys, `-whole-cut` the whole one with CutMix, 40 epochs each. `smallnorb-similarity-taught` is
+both and without joined toys, `-whole-cut` the whole one with CutMix, 40 epochs each; `-fine-cut-drawn` is `-fine-cut`
+trained on drawn toys as well. `smallnorb-similarity-taught` is
 two networks side by side that learn what four of these, as they ship with capsroute, say together of toys mixed, bent
 and joined beyond what their labels allow for; it begins with `-fine-cut`. `smallnorb-similarity-thin` is those four
 side by side, two thirds of their weights left out, each of which learns to say what it said before, also of drawn toys.
@@ -255,8 +256,13 @@ def _taught(config: Config) -> Config:
     )
 
 
-def _drawn(config: Config) -> Config:
-    return replace(config, data=replace(config.data, extra=DRAWN))
+def _drawn(config: Config, file: str = DRAWN) -> Config:
+    return replace(config, data=replace(config.data, extra=file))
+
+
+def _drawn_fine(config: Config) -> Config:
+    """Ten thousand drawn toys beside the real ones: fewer epochs, so that there are as many steps as without."""
+    return replace(_drawn(config, DRAWN_FINE), epochs=27, record_from=27)
 
 
 def _thinned(config: Config) -> Config:
@@ -340,6 +346,7 @@ VARIANTS: dict[str, Variant] = {
     "whole": Variant(WHOLE, (_whole,)),
     "cut": Variant(DEEP, (_stiff, _cut), _ALL),
     "fine-cut": Variant(FINE, (_fine, _stiff, _cut)),
+    "fine-cut-drawn": Variant(FINE, (_fine, _stiff, _cut, _drawn_fine), data=_STEREO),
     "whole-cut": Variant(WHOLE, (_whole, _cut)),
     "taught": Variant(TAUGHT, (partial(_fine, epochs=24), _taught), ("similarity",), _STEREO),
     "thin": Variant(THIN, (partial(_fine, maps=_THIN_TOYS, epochs=10), _taught, _thinned), ("similarity",), _STEREO),
