@@ -13,6 +13,7 @@ from capsroute.training import RECIPES, Config, recipe
 from capsroute.training.config import ConfigError, LossConfig, differences
 
 REST = ("fine", "deep-bounded", "crops", "stiff", "fine-stiff", "whole", "cut", "fine-cut", "whole-cut")
+STEREO = ("disparity", "drawn", "fine-cut-drawn")  # one camera has none
 NAMES = (
     {
         f"{data}-{routing}{deep}"
@@ -29,7 +30,7 @@ NAMES = (
             *("cnn-deep-bounded", "cnn-stiff", "cnn-cut"),
         )
     }
-    | {f"smallnorb-{routing}-{kind}" for kind in ("disparity", "drawn") for routing in ROUTINGS}  # one camera has none
+    | {f"smallnorb-{routing}-{kind}" for kind in STEREO for routing in ROUTINGS}
     | {"smallnorb-similarity-taught", "smallnorb-similarity-thin"}
 )
 
@@ -51,7 +52,7 @@ def test_round_trip_through_json(name: str) -> None:
     [
         *(
             f"{routing}-{rest}"
-            for rest in ("deep", "fine", "deep-bounded", "disparity", "drawn", "stiff", "fine-stiff", "cut", "fine-cut")
+            for rest in ("deep", "fine", "deep-bounded", "stiff", "fine-stiff", "cut", "fine-cut", *STEREO)
             for routing in ROUTINGS
         ),
         *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "cnn-cut", "similarity-crops", "em-crops", "similarity-whole"),
@@ -77,6 +78,15 @@ def test_cut_is_stiff_with_cutmix_in_half_of_the_batches() -> None:
     fine = recipe("smallnorb-similarity-fine-cut")
     assert "chimera" not in fine.data.transform
     assert (fine.loss.mixup, fine.loss.cutmix, fine.epochs, fine.record_from) == (0.5, 0.5, 40, 40)
+
+
+def test_drawn_toys_come_beside_as_many_steps() -> None:
+    without, drawn = (recipe(f"smallnorb-similarity-fine-cut{rest}") for rest in ("", "-drawn"))
+    assert [line.split(":")[0] for line in differences(without.to_dict(), drawn.to_dict())] == [
+        *("data.extra", "epochs", "recipe", "record_from"),
+    ]
+    real, pairs = 21_870, 10_000
+    assert drawn.epochs * (real + pairs) == pytest.approx(without.epochs * real, rel=0.03)
 
 
 @pytest.mark.parametrize("routing", ["similarity", "connectionist"])
