@@ -165,6 +165,12 @@ def test_lanes_begin_with_a_network_each(tmp_path: Path) -> None:
     assert torch.equal(heads[1].logits, second(images()).logits)
     with pytest.raises(RunError, match=r"start=\[.*\]: 1 networks to begin with for 2"):
         pretrained.borrow(net, [tmp_path / "3"])
+    net.save_pretrained(tmp_path / "lanes")
+    again = LaneNet(**SMALL, lanes=[{}, {"thin": WEIGHTS}])
+    pretrained.borrow(again, [tmp_path / "4", tmp_path / "lanes"])
+    heads = again.eval().heads(images())
+    assert torch.equal(heads[0].logits, cr.CapsNet.from_pretrained(tmp_path / "4")(images()).logits)
+    assert torch.equal(heads[1].logits, second(images()).logits), "the lane in its place"
 
 
 def test_its_average_and_a_copy_know_its_places() -> None:

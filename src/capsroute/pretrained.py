@@ -75,7 +75,7 @@ def borrow(net: Network, name: str | Path | Sequence[str | Path]) -> None:
 
     A network can so begin with the trunk and the matrices of one whose routing, or number of classes, is another. Of
     several lanes each takes what fits it, of one network or of one each; of another network with lanes, of the lane in
-    its place. A thinned network takes the largest weights.
+    its place, here too if that is but one of several. A thinned network takes the largest weights.
     """
     lanes = list(net.lanes) if isinstance(net, LaneNet) else [net]
     if isinstance(name, (str, Path)):
@@ -85,20 +85,22 @@ def borrow(net: Network, name: str | Path | Sequence[str | Path]) -> None:
         return
     if len(name) != len(lanes):
         raise RunError(f"start={list(map(str, name))}: {len(name)} networks to begin with for {len(lanes)}")
-    for lane, one in zip(lanes, name, strict=True):
-        if not _borrow(lane, locate(one)):
-            raise RunError(_NOTHING_FITS.format(locate(one)))
+    for place, (lane, one) in enumerate(zip(lanes, name, strict=True)):
+        folder = locate(one)
+        if not (_borrow(lane, folder) or _borrow(lane, folder, f"lanes.{place}.")):
+            raise RunError(_NOTHING_FITS.format(folder))
 
 
 _NOTHING_FITS = "nothing of the network in {} fits this one by name and shape; begin without start="
 
 
-def _borrow(net: nn.Module, folder: Path) -> int:
-    """How many tensors fitted."""
+def _borrow(net: nn.Module, folder: Path, part: str = "") -> int:
+    """How many tensors fitted, of all or of those whose names begin with the part's."""
     try:
-        saved = load_file(str(folder / "model.safetensors"))
+        tensors = load_file(str(folder / "model.safetensors"))
     except (SafetensorError, FileNotFoundError) as error:
         raise RunError(f"the network in {folder} cannot be read ({error}); save it again") from error
+    saved = {key.removeprefix(part): tensor for key, tensor in tensors.items() if key.startswith(part)}
     fitting = 0
     for key, tensor in net.state_dict().items():
         if key in saved and saved[key].shape == tensor.shape:

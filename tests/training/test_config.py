@@ -31,7 +31,7 @@ NAMES = (
         )
     }
     | {f"smallnorb-{routing}-{kind}" for kind in STEREO for routing in ROUTINGS}
-    | {"smallnorb-similarity-taught", "smallnorb-similarity-thin"}
+    | {f"smallnorb-similarity-{kind}" for kind in ("taught", "thin", "thin-drawn")}
 )
 
 
@@ -56,7 +56,7 @@ def test_round_trip_through_json(name: str) -> None:
             for routing in ROUTINGS
         ),
         *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "cnn-cut", "similarity-crops", "em-crops", "similarity-whole"),
-        *("similarity-whole-cut", "similarity-taught", "similarity-thin"),
+        *("similarity-whole-cut", "similarity-taught", "similarity-thin", "similarity-thin-drawn"),
     ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:
@@ -87,6 +87,15 @@ def test_drawn_toys_come_beside_as_many_steps() -> None:
     ]
     real, pairs = 21_870, 10_000
     assert drawn.epochs * (real + pairs) == pytest.approx(without.epochs * real, rel=0.03)
+
+
+def test_each_thinned_network_begins_with_its_teacher_or_as_it_was_thinned_before() -> None:
+    first, second = (recipe(f"smallnorb-similarity-{kind}") for kind in ("thin", "thin-drawn"))
+    assert first.start == tuple(first.loss.teachers)
+    fresh, *others = second.loss.teachers
+    assert (fresh, *others) == ("smallnorb-similarity-fine-cut-drawn", *first.start[1:])
+    assert second.start == (fresh, *["smallnorb-similarity-thin"] * 3)
+    assert second.model["lanes"][1:] == first.model["lanes"][1:]
 
 
 @pytest.mark.parametrize("routing", ["similarity", "connectionist"])

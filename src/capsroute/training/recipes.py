@@ -17,7 +17,8 @@ both and without joined toys, `-whole-cut` the whole one with CutMix, 40 epochs 
 trained on drawn toys as well. `smallnorb-similarity-taught` is
 two networks side by side that learn what four of these, as they ship with capsroute, say together of toys mixed, bent
 and joined beyond what their labels allow for; it begins with `-fine-cut`. `smallnorb-similarity-thin` is those four
-side by side, two thirds of their weights left out, each of which learns to say what it said before, also of drawn toys.
+side by side, two thirds of their weights left out, each of which learns to say what it said before, also of drawn toys;
+`smallnorb-similarity-thin-drawn` has `-fine-cut-drawn` in the place of one of them.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -112,6 +113,15 @@ THIN: dict[str, Any] = {
         {"view": [80], "stem": FINE["stem"], "thin": 25_000},
         {"view": [96], "stem": WHOLE["stem"], "thin": 30_000},
     ],
+}
+# Instead of the one without CutMix, whose twin has it, one that has seen drawn toys.
+DRAWN_TEACHERS: dict[str, Any] = {
+    "smallnorb-similarity-fine-cut-drawn": [80],
+    **{name: view for name, view in TEACHERS.items() if name != "smallnorb-similarity-stiff"},
+}
+THIN_DRAWN: dict[str, Any] = {
+    **THIN,
+    "lanes": [{"view": [80], "stem": FINE["stem"], "thin": 22_000}, *THIN["lanes"][1:]],
 }
 DISPARITY: dict[str, Any] = {**DEEP, "disparity": 6}
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
@@ -276,6 +286,18 @@ def _thinned(config: Config) -> Config:
     )
 
 
+def _thinned_drawn(config: Config) -> Config:
+    """Three of the four are thinned already, so half as many epochs do."""
+    fresh, *others = DRAWN_TEACHERS
+    return replace(
+        config,
+        loss=replace(config.loss, teachers=DRAWN_TEACHERS),
+        start=(fresh, *["smallnorb-similarity-thin"] * len(others)),
+        epochs=5,
+        record_from=5,
+    )
+
+
 def _bounded(config: Config) -> Config:
     """Views of a class made alike, rather than each far from other classes; that does mixup's work, and better.
 
@@ -333,6 +355,7 @@ def _small(config: Config) -> Config:
 _ALL = (*ROUTINGS, "cnn")
 _STEREO = ("smallnorb",)  # one camera is not enough
 _whole = partial(_fine, maps=_WHOLE_TOYS, epochs=25)
+_THINNING = (partial(_fine, maps=_THIN_TOYS, epochs=10), _taught, _thinned)
 VARIANTS: dict[str, Variant] = {
     "": Variant({}, routings=_ALL, data=tuple(DATA)),
     "deep": Variant(DEEP, routings=_ALL, data=tuple(name for name in DATA if name != "digits")),  # they have no room
@@ -349,7 +372,8 @@ VARIANTS: dict[str, Variant] = {
     "fine-cut-drawn": Variant(FINE, (_fine, _stiff, _cut, _drawn_fine), data=_STEREO),
     "whole-cut": Variant(WHOLE, (_whole, _cut)),
     "taught": Variant(TAUGHT, (partial(_fine, epochs=24), _taught), ("similarity",), _STEREO),
-    "thin": Variant(THIN, (partial(_fine, maps=_THIN_TOYS, epochs=10), _taught, _thinned), ("similarity",), _STEREO),
+    "thin": Variant(THIN, _THINNING, ("similarity",), _STEREO),
+    "thin-drawn": Variant(THIN_DRAWN, (*_THINNING, _thinned_drawn), ("similarity",), _STEREO),
 }
 RECIPES: dict[str, partial[Config]] = {
     f"{data}-{kind}": partial(_recipe, data, kind)
