@@ -56,6 +56,16 @@ def test_seeds_give_mean_and_deviation_of_the_same_configuration() -> None:
     assert cells([*seeds, other])["smallNORB (JPEG copy), stereo"] == "6.00 (6.00 ± 1.00, 3 seeds)"
 
 
+def test_seeds_of_a_version_with_fewer_options_are_of_the_same_configuration() -> None:
+    later = result(seed=1, test_error=6.0)
+    later["config"]["loss"] |= {"teachers": {}, "apart": False}
+    later["config"]["data"] = {"transform": {"chimera": 0.0}}
+    assert cells([result(), later])["smallNORB (JPEG copy), stereo"] == "5.00 (5.50 ± 0.71, 2 seeds)"
+    newer = result(seed=1, test_error=6.0)
+    newer["config"]["not_yet_known"] = 1
+    assert cells([result(), newer])["smallNORB (JPEG copy), stereo"] == "5.00", "another setting, and no failure"
+
+
 def test_a_variant_of_a_recipe_has_a_row_of_its_own() -> None:
     deep = result(test_error=3.0, val_error=0.5, recipe="smallnorb-similarity-deep")
     header, rows = table.build([deep, result()])

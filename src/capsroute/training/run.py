@@ -98,7 +98,7 @@ def open_run(
     """The folder to train in: a new one, or one to go on with; a finished run is never overwritten unasked."""
     run = Run(out or _default_folder(config, resume))
     if run.exists and resume:
-        changed = differences(_brought_up(run.about["config"]), config.to_dict())
+        changed = differences(brought_up(run.about["config"]), config.to_dict())
         if changed:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             raise RunError(
@@ -144,7 +144,7 @@ def commit() -> str | None:
     return asked.stdout.strip() or None if asked.returncode == 0 else None
 
 
-def _brought_up(written: dict[str, Any]) -> dict[str, Any]:
+def brought_up(written: dict[str, Any]) -> dict[str, Any]:
     """A configuration of an older version: options it did not know have the values that leave everything as it was."""
     from capsroute.data.transforms import Transform  # and torch, which --help does without
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from capsroute.errors import RunError
+from capsroute.training.config import ConfigError
 from capsroute.training.published import PUBLISHED
 from capsroute.training.recipes import kind_of
-from capsroute.training.run import read_json
+from capsroute.training.run import brought_up, read_json
 from capsroute.training.watch import clock
 
 ORDER = ("similarity", "connectionist", "em", "variational", "dynamic", "entropy", "uniform", "cnn", "others")
@@ -115,7 +117,11 @@ def _chosen(runs: list[dict[str, Any]]) -> Entry:
 
 
 def _but_seed(result: dict[str, Any]) -> str:
-    return json.dumps({**result["config"], "seed": None}, sort_keys=True)
+    """The configuration without its seed, so that runs of versions with fewer options are still the same."""
+    config = result["config"]
+    with suppress(ConfigError):  # of a newer version: comparable as it is written
+        config = brought_up(config)
+    return json.dumps({**config, "seed": None}, sort_keys=True)
 
 
 def build(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
