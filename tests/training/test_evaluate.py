@@ -183,8 +183,10 @@ def test_beyond_sets_networks_side_by_side(monkeypatch: pytest.MonkeyPatch, caps
     for name in ("digits-similarity", "digits-cnn"):
         run = train(tiny("epochs=1", name=name), out=name, watcher=Notes())
         names.append(str(run.folder))
-    monkeypatch.setattr(verdict, "BEYOND", {tuple(names): {"robust": True}})
-    rows = beyond()
+    again = [f"{names[0]}/model", f"{names[1]}/model"]
+    monkeypatch.setattr(verdict, "BEYOND", {tuple(names): {"robust": True}, tuple(again): {}})
+    *rows, other = beyond()
+    assert [name for name, _ in other] == again
     assert [[name for name, _ in row] for row in rows] == [names] * 4
     assert [row[0][1].title for row in rows] == [row[1][1].title for row in rows]
     assert len({row[0][1].title for row in rows}) == 4
@@ -193,6 +195,8 @@ def test_beyond_sets_networks_side_by_side(monkeypatch: pytest.MonkeyPatch, caps
     printed = capsys.readouterr().out
     for row in rows:
         assert f"{row[0][1].found.error:.2f}" in printed
+    titles = [line.split() for line in printed.splitlines() if " and " in line]
+    assert titles == [[pair[0], "and", pair[1]] for pair in (names, again)], "a table for each pair"
     with pytest.raises(ConfigError, match="pass it alone"):
         run_evaluation(Path("run"), None, data=None, **options, beyond=True, out=None, as_json=False, threads=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,14 +110,14 @@ def _print_beyond(data: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps([{"network": name, **verdict.to_dict()} for row in rows for name, verdict in row], indent=2))
         return
-    table = Table("test error in per cent", "images", "capsules", "CNN", "better")
-    for row in rows:
-        (_, capsules), (_, cnn) = row
-        (low, high), (other_low, other_high) = capsules.found.interval, cnn.found.interval
-        better = "capsules" if high < other_low else "CNN" if other_high < low else "even"
-        errors = (f"{verdict.found.error:.2f}" for _, verdict in row)
-        table.add_row(capsules.title, f"{len(capsules.split):,}", *errors, better)
-    Console(width=100).print(table)
+    for names, compared in groupby(rows, key=lambda row: [name for name, _ in row]):
+        table = Table("test error in per cent", "images", "capsules", "CNN", "better", title=" and ".join(names))
+        for (_, capsules), (_, cnn) in compared:
+            (low, high), (other_low, other_high) = capsules.found.interval, cnn.found.interval
+            better = "capsules" if high < other_low else "CNN" if other_high < low else "even"
+            errors = (f"{verdict.found.error:.2f}" for verdict in (capsules, cnn))
+            table.add_row(capsules.title, f"{len(capsules.split):,}", *errors, better)
+        Console(width=100).print(table)
     print("better: their 95 % intervals do not touch")
 
 
