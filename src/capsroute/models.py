@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from capsroute.capsules import Capsules
 from capsroute.geometry import output_space
 from capsroute.layers import CapsuleLayer, ConvCapsules2d, DenseCapsules, Fused, PrimaryCapsules, pose_shape
+from capsroute.mirror import Mirror, TwinNorm, mirrored, twin
 from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, ClassNorm, PoseNorm, TypeBatchNorm
 from capsroute.routing import LayerShape, Routing, RoutingFactory, by_name, resolve
 from capsroute.routing.tiling import DEFAULT_BUDGET
@@ -78,6 +79,10 @@ class CapsNet(Saved):
         stem_padding: of the first convolution; 2 gives the shapes of the paper's table, 0 its 86K weights.
         disparity: how many pixels, at most, one of two cameras' pictures is moved sideways to be compared with the
             other (`capsroute.stereo`); the second convolution hears of it. 0 leaves it out.
+        mirror: half of the filters of the convolutions are mirror images of the other half (`capsroute.mirror`), and
+            each image is looked at twice, the second time mirrored: class logits are the mean of both, poses those of
+            the first. With "stereo" the cameras, which are the channels, change places in a mirror. In training there
+            is one look; random flips show either side.
         primary: types of primary capsules.
         capsules: types, kernel size and stride of each convolutional capsule layer.
         coordinate_addition: class capsules share matrices between positions and are told where votes come from, by
@@ -107,6 +112,7 @@ class CapsNet(Saved):
         stem: Sequence[int] | Sequence[Sequence[int]] = (64, 5, 2),
         stem_padding: int = 0,
         disparity: int = 0,
+        mirror: Mirror = False,
         primary: int = 8,
         capsules: Sequence[Sequence[int]] = ((16, 3, 2), (16, 3, 1)),
         pose: int | Sequence[int] = (4, 4),
@@ -140,6 +146,15 @@ class CapsNet(Saved):
                 f"disparity={disparity} with in_channels={in_channels} and {len(rows)} convolutions: it compares two "
                 "cameras for the second convolution to hear of; pass both as channels, and a stem of several, or 0"
             )
+        if mirror not in (False, True, "stereo"):
+            raise ValueError(f"mirror={mirror!r}: choose true, false or 'stereo'")
+        odd = [out for out, _, _ in rows if out % 2]
+        if mirror and (odd or disparity or (mirror == "stereo" and in_channels != 2)):
+            raise ValueError(
+                f"mirror={mirror!r} with in_channels={in_channels}, disparity={disparity} and stem={stem!r}: filters "
+                "come in pairs, so their numbers are even; 'stereo' takes two channels, and disparity stays 0"
+            )
+        self.mirror = mirror
         self.pose = pose_shape(pose)
         self.capsule_dropout = capsule_dropout
         if faithful:
@@ -153,7 +168,10 @@ class CapsNet(Saved):
             padding = kernel // 2 if n else stem_padding
             if n == 1 and disparity:
                 channels += 2 * disparity + 1
-            convolutions += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU(), BatchNorm2d(out)]
+            convolution = nn.Conv2d(channels, out, kernel, stride, padding)
+            if mirror:
+                twin(convolution, swap=n > 0 or mirror == "stereo")
+            convolutions += [convolution, nn.ReLU(), TwinNorm(out) if mirror else BatchNorm2d(out)]
             space = output_space(space, (kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1))
             channels = out
         self.stem = nn.Sequential(*convolutions)
@@ -231,7 +249,12 @@ class CapsNet(Saved):
         return Capsules.from_logits(caps.poses, self.class_norm(caps.logits))
 
     def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
-        return self.route(self.primary_capsules(images))
+        if not self.mirror or self.training:
+            return self.route(self.primary_capsules(images))
+        looks = torch.cat([images, mirrored(images, self.mirror)])
+        poses, _, logits = self.route(self.primary_capsules(looks))
+        assert logits is not None
+        return Capsules.from_logits(poses[: len(images)], torch.stack(logits.chunk(2)).mean(0))
 
     def reconstruct(self, caps: Capsules, labels: Tensor | None = None) -> Float[Tensor, "B F H W"]:
         """The image as one class capsule remembers it: that of `labels`, or of the most active class."""

@@ -113,7 +113,7 @@ class ClassNorm(nn.Module):
 def _by_channel(norm: BatchNorm2d, values: Float[Tensor, "B *S C"]) -> Float[Tensor, "B *S C"]:
     """The norm of channels that come last; they stay last in memory."""
     batch, channels = values.shape[0], values.shape[-1]
-    normed: Tensor = norm(values.reshape(batch, -1, 1, channels).permute(0, 3, 1, 2))
+    normed: Tensor = norm(values.reshape(batch, values.shape[1:-1].numel(), 1, channels).permute(0, 3, 1, 2))
     return normed.permute(0, 2, 3, 1).reshape(values.shape)
 
 

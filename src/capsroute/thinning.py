@@ -63,7 +63,11 @@ def thin(net: nn.Module, weights: int) -> None:
 
 def thinned(net: nn.Module) -> dict[str, nn.Module]:
     """The layers whose weights were thinned, by name."""
-    return {name: module for name, module in net.named_modules() if parametrize.is_parametrized(module, "weight")}
+    return {
+        name: module
+        for name, module in net.named_modules()
+        if parametrize.is_parametrized(module, "weight") and isinstance(module.parametrizations.weight[0], Placed)
+    }
 
 
 def values(net: nn.Module) -> list[nn.Parameter]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from capsroute.data import chimera, light
 from capsroute.data.counter import Counter
 from capsroute.data.warp import KNOTS, matrices, warp
+from capsroute.mirror import mirrored
 
 if TYPE_CHECKING:
     from capsroute.data.dataset import Images, Split
@@ -178,7 +179,7 @@ class Transform:
         """Prepared images as a mirror shows them: what `flip` does to half of them in training."""
         if not self.flip:
             raise ValueError("flip=False: the network was not trained on mirrored images")
-        return images.flip(-1) if self._cameras > 0 else images.flip(-1, -3)
+        return mirrored(images, "stereo" if self._cameras < 0 else True)
 
     @property
     def _cameras(self) -> int:
