@@ -126,6 +126,13 @@ THIN_DRAWN: dict[str, Any] = {
 # Filters and their mirror images: a quarter more of both, with a fifth fewer weights.
 MIRROR: dict[str, Any] = {**DEEP, "mirror": "stereo", "stem": [[40, 5, 2], [40, 3, 1], [56, 3, 2], [72, 3, 1]]}
 FINE_MIRROR: dict[str, Any] = {**MIRROR, "stem": [[20, 5, 2], [40, 3, 2], [40, 3, 1], [56, 3, 2], [72, 3, 1]]}
+# One such that sees all pixels, and beside it one that sees half of them: 97K weights together.
+PAIR: dict[str, Any] = {
+    **MIRROR,
+    "network": "LaneNet",
+    "average": "shares",
+    "lanes": [{"stem": FINE_MIRROR["stem"]}, {"view": [80, 2]}],
+}
 DISPARITY: dict[str, Any] = {**DEEP, "disparity": 6}
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
 # What new toys need: other shapes and other light of the known ones, and to be seen whole.
@@ -374,6 +381,7 @@ VARIANTS: dict[str, Variant] = {
     "fine-cut": Variant(FINE, (_fine, _stiff, _cut)),
     "cut-mirror": Variant(MIRROR, (_stiff, _cut), data=_STEREO),
     "fine-cut-mirror": Variant(FINE_MIRROR, (_fine, _stiff, _cut), data=_STEREO),
+    "pair": Variant(PAIR, (_fine, _stiff, _cut), ("similarity",), _STEREO),
     "fine-cut-drawn": Variant(FINE, (_fine, _stiff, _cut, _drawn_fine), data=_STEREO),
     "whole-cut": Variant(WHOLE, (_whole, _cut)),
     "taught": Variant(TAUGHT, (partial(_fine, epochs=24), _taught), ("similarity",), _STEREO),
