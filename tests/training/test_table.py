@@ -98,6 +98,14 @@ def test_a_run_that_began_with_several_networks_and_left_weights_out_says_so() -
     assert dict(zip(header, row, strict=True))["epochs"] == "20 after 2 networks, thinned"
 
 
+def test_a_network_that_looks_twice_says_so() -> None:
+    twice = result()
+    twice["config"] |= {"model": {"mirror": "stereo"}}
+    header, rows = table.details([twice])
+    told = dict(zip(header, rows[0], strict=True))
+    assert told["test error"] == f"{twice['test_error']:.2f}, two looks"
+
+
 def test_sizes_that_round_to_the_same_are_written_once() -> None:
     other = result(parameters=88_400, dataset="mnist", source="idx", cameras=None)
     assert cells([result(), {**other, "recipe": "mnist-similarity"}])["weights"] == "88K"

@@ -158,7 +158,7 @@ def details(results: Sequence[dict[str, Any]]) -> tuple[Row, list[Row]]:
             (
                 routing,
                 title,
-                f"{run['test_error']:.2f}",
+                f"{run['test_error']:.2f}{', two looks' if _has(run, 'mirror') else ''}",
                 f"{low:.2f} to {high:.2f}",
                 held,
                 loss,
@@ -177,7 +177,7 @@ def _epochs(run: dict[str, Any]) -> str:
     extra = f" with {Path(data['extra']).name}" if data.get("extra") else ""
     by = f", taught by {_teachers(run)} networks" if _teachers(run) else ""
     after = f" after {began if isinstance(began, str) else f'{len(began)} networks'}" if began else ""
-    return f"{run['epochs']}{limited}{extra}{after}{', thinned' if _thinned(run) else ''}{by}"
+    return f"{run['epochs']}{limited}{extra}{after}{', thinned' if _has(run, 'thin') else ''}{by}"
 
 
 def _teachers(run: dict[str, Any]) -> int:
@@ -185,10 +185,10 @@ def _teachers(run: dict[str, Any]) -> int:
     return len(run["config"]["loss"].get("teachers", {}))
 
 
-def _thinned(run: dict[str, Any]) -> bool:
-    """Whether its weights are those that are not zero."""
+def _has(run: dict[str, Any], option: str) -> bool:
+    """Whether its network, or one of its lanes, has an option of `CapsNet` set."""
     model = run["config"].get("model", {})
-    return any(part.get("thin") for part in (model, *model.get("lanes", ())))
+    return any(part.get(option) for part in (model, *model.get("lanes", ())))
 
 
 def _row_order(name: str) -> tuple[int, str]:
