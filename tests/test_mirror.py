@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import capsroute as cr
 from capsroute.data import Transform
 from capsroute.mirror import Mirror, TwinNorm, mirrored, twin
-from capsroute.models import count_parameters
+from capsroute.models import ConvNet, count_parameters
 from capsroute.pretrained import borrow, load
 from capsroute.testing import assert_capsules_close
 from capsroute.training import recipe
@@ -164,6 +164,21 @@ def test_lanes_may_be_symmetric() -> None:
         torch.testing.assert_close(net(images).logits, net(mirrored(images, "stereo")).logits)
 
 
+def test_a_convolutional_network_may_be_symmetric() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(6, 2, 17, 17)
+    net = ConvNet(image_size=17, in_channels=2, parameters=3000, mirror="stereo")
+    plain = ConvNet(image_size=17, in_channels=2, parameters=6000)
+    assert abs(count_parameters(net) / 3000 - 1) < 0.1
+    assert len(net.net[0].weight) == pytest.approx(len(plain.net[0].weight), abs=1), "about as wide as with twice that"
+    nn.functional.cross_entropy(net(images).logits, torch.arange(6) % 5).backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in net.parameters())
+    net.eval()
+    with torch.no_grad():
+        caps, other_side = net(images), net(mirrored(images, "stereo"))
+    torch.testing.assert_close(caps.logits, other_side.logits)
+
+
 def test_no_images_have_no_answers() -> None:
     caps = network()(torch.zeros(0, 2, 17, 17))
     assert caps.poses.shape == (0, 5, 4, 4)
@@ -182,7 +197,7 @@ def test_what_a_mirror_shows_is_what_flips_show() -> None:
     [
         ({"mirror": "left"}, "mirror='left': choose true, false or 'stereo'"),
         ({"stem": ((8, 5, 2), (7, 3, 2))}, "their numbers are even"),
-        ({"in_channels": 1}, "'stereo' takes two channels"),
+        ({"in_channels": 1}, "mirror='stereo' with in_channels=1: it takes two"),
         ({"disparity": 2}, "disparity stays 0"),
     ],
 )

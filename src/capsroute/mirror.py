@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from capsroute.capsules import Capsules
 from capsroute.norms import BatchNorm2d
 
 Mirror = Literal[False, True, "stereo"]
@@ -17,6 +19,23 @@ Mirror = Literal[False, True, "stereo"]
 def mirrored(images: Float[Tensor, "*b C h w"], mirror: Mirror) -> Float[Tensor, "*b C h w"]:
     """Images as a mirror shows them; with "stereo" the two cameras change places, as before a mirrored object."""
     return images.flip(-1, -3) if mirror == "stereo" else images.flip(-1)
+
+
+def check_mirror(mirror: Mirror, in_channels: int) -> None:
+    """Refuse what no mirror does to images of so many channels."""
+    if mirror not in (False, True, "stereo"):
+        raise ValueError(f"mirror={mirror!r}: choose true, false or 'stereo'")
+    if mirror == "stereo" and in_channels != 2:
+        raise ValueError(f"mirror='stereo' with in_channels={in_channels}: it takes two, a camera each; or choose true")
+
+
+def looks(look: Callable[[Tensor], Capsules], images: Float[Tensor, "B C h w"], mirror: Mirror) -> Capsules:
+    """What one look at images says, or two, the second in a mirror: the mean of both logits, the poses of the first."""
+    if not mirror:
+        return look(images)
+    poses, _, logits = look(torch.cat([images, mirrored(images, mirror)]))
+    assert logits is not None
+    return Capsules.from_logits(poses[: len(images)], torch.stack(logits.chunk(2)).mean(0))
 
 
 class Twins(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsroute.capsules import Capsules
 from capsroute.geometry import output_space
 from capsroute.layers import CapsuleLayer, ConvCapsules2d, DenseCapsules, Fused, PrimaryCapsules, pose_shape
-from capsroute.mirror import Mirror, TwinNorm, mirrored, twin
+from capsroute.mirror import Mirror, TwinNorm, check_mirror, looks, twin
 from capsroute.norms import BatchNorm2d, CapsuleBatchNorm, ClassNorm, PoseNorm, TypeBatchNorm
 from capsroute.routing import LayerShape, Routing, RoutingFactory, by_name, resolve
 from capsroute.routing.tiling import DEFAULT_BUDGET
@@ -146,13 +146,11 @@ class CapsNet(Saved):
                 f"disparity={disparity} with in_channels={in_channels} and {len(rows)} convolutions: it compares two "
                 "cameras for the second convolution to hear of; pass both as channels, and a stem of several, or 0"
             )
-        if mirror not in (False, True, "stereo"):
-            raise ValueError(f"mirror={mirror!r}: choose true, false or 'stereo'")
-        odd = [out for out, _, _ in rows if out % 2]
-        if mirror and (odd or disparity or (mirror == "stereo" and in_channels != 2)):
+        check_mirror(mirror, in_channels)
+        if mirror and (disparity or any(out % 2 for out, _, _ in rows)):
             raise ValueError(
-                f"mirror={mirror!r} with in_channels={in_channels}, disparity={disparity} and stem={stem!r}: filters "
-                "come in pairs, so their numbers are even; 'stereo' takes two channels, and disparity stays 0"
+                f"mirror={mirror!r} with disparity={disparity} and stem={stem!r}: filters come in pairs, so their "
+                "numbers are even, and disparity stays 0"
             )
         self.mirror = mirror
         self.pose = pose_shape(pose)
@@ -168,10 +166,7 @@ class CapsNet(Saved):
             padding = kernel // 2 if n else stem_padding
             if n == 1 and disparity:
                 channels += 2 * disparity + 1
-            convolution = nn.Conv2d(channels, out, kernel, stride, padding)
-            if mirror:
-                twin(convolution, swap=n > 0 or mirror == "stereo")
-            convolutions += [convolution, nn.ReLU(), TwinNorm(out) if mirror else BatchNorm2d(out)]
+            convolutions += _block(channels, out, kernel, stride, padding, mirror, first=n == 0)
             space = output_space(space, (kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1))
             channels = out
         self.stem = nn.Sequential(*convolutions)
@@ -249,12 +244,10 @@ class CapsNet(Saved):
         return Capsules.from_logits(caps.poses, self.class_norm(caps.logits))
 
     def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
-        if not self.mirror or self.training:
-            return self.route(self.primary_capsules(images))
-        looks = torch.cat([images, mirrored(images, self.mirror)])
-        poses, _, logits = self.route(self.primary_capsules(looks))
-        assert logits is not None
-        return Capsules.from_logits(poses[: len(images)], torch.stack(logits.chunk(2)).mean(0))
+        return looks(self._look, images, False if self.training else self.mirror)
+
+    def _look(self, images: Float[Tensor, "B F H W"]) -> Capsules:
+        return self.route(self.primary_capsules(images))
 
     def reconstruct(self, caps: Capsules, labels: Tensor | None = None) -> Float[Tensor, "B F H W"]:
         """The image as one class capsule remembers it: that of `labels`, or of the most active class."""
@@ -354,7 +347,8 @@ class Decoder(nn.Module):
 class ConvNet(Saved):
     """A plain convolutional network with about as many weights as the paper's, to compare with.
 
-    Its output is `Capsules` whose poses are the class scores themselves, so that it trains by the same loop.
+    Its output is `Capsules` whose poses are the class scores themselves, so that it trains by the same loop. For
+    `mirror` see `CapsNet`.
     """
 
     def __init__(
@@ -364,18 +358,21 @@ class ConvNet(Saved):
         in_channels: int = 1,
         classes: int = 5,
         parameters: int = 86_408,
+        mirror: Mirror = False,
         class_norm: bool = False,
     ) -> None:
         super().__init__()
         self.config = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         self.image_size = (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
         self.in_channels, self.classes = in_channels, classes
-        sizes = [(abs(_count(w, in_channels, classes) - parameters), w) for w in range(4, 1025)]
-        width = min(sizes)[1]
+        check_mirror(mirror, in_channels)
+        self.mirror = mirror
+        widths = range(4, 1025, 2 if mirror else 1)
+        width = min(widths, key=lambda w: abs(_count(w, in_channels, classes, bool(mirror)) - parameters))
         self.net = nn.Sequential(
-            *_block(in_channels, width, 5, 2),
-            *_block(width, width, 3, 2),
-            *_block(width, 2 * width, 3, 1),
+            *_block(in_channels, width, 5, 2, 2, mirror, first=True),
+            *_block(width, width, 3, 2, 1, mirror),
+            *_block(width, 2 * width, 3, 1, 1, mirror),
             nn.AdaptiveAvgPool2d(2),
             nn.Flatten(),
             nn.Linear(8 * width, classes),
@@ -383,19 +380,29 @@ class ConvNet(Saved):
         self.class_norm = ClassNorm(classes) if class_norm else None
 
     def forward(self, images: Float[Tensor, "B F H W"]) -> Capsules:
+        return looks(self._look, images, False if self.training else self.mirror)
+
+    def _look(self, images: Float[Tensor, "B F H W"]) -> Capsules:
         scores = self.net(images)
         if self.class_norm is not None:
             scores = self.class_norm(scores)
         return Capsules.from_logits(scores[..., None, None], scores)
 
 
-def _block(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU(), BatchNorm2d(outputs)]
+def _block(
+    inputs: int, outputs: int, kernel: int, stride: int, padding: int, mirror: Mirror, first: bool = False
+) -> list[nn.Module]:
+    """A convolution, rectified, and its norm; of a network's first one the inputs are cameras."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+    if not mirror:
+        return [convolution, nn.ReLU(), BatchNorm2d(outputs)]
+    return [twin(convolution, swap=not first or mirror == "stereo"), nn.ReLU(), TwinNorm(outputs)]
 
 
-def _count(width: int, inputs: int, classes: int) -> int:
+def _count(width: int, inputs: int, classes: int, mirror: bool) -> int:
     convolutions = 25 * inputs * width + 9 * width * width + 9 * width * 2 * width
-    return convolutions + 3 * (width + width + 2 * width) + (8 * width + 1) * classes
+    features = convolutions + 3 * (width + width + 2 * width)
+    return features // (2 if mirror else 1) + (8 * width + 1) * classes
 
 
 def count_parameters(net: nn.Module, routing: bool = False) -> int:

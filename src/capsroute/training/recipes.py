@@ -135,6 +135,7 @@ PAIR: dict[str, Any] = {
 }
 DISPARITY: dict[str, Any] = {**DEEP, "disparity": 6}
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
+MIRROR_CNN: dict[str, Any] = {"parameters": 47_000, "mirror": "stereo"}
 # What new toys need: other shapes and other light of the known ones, and to be seen whole.
 _TOYS: dict[str, Any] = {
     "crop": 40,
@@ -189,6 +190,8 @@ def _recipe(data: str, kind: str) -> Config:
     loss = LossConfig()
     if routing == "cnn":
         model = {"network": "ConvNet", **(DEEP_CNN if variant.trunk else {})}
+        if "mirror" in variant.trunk:
+            model |= MIRROR_CNN
     elif data == "digits":
         model |= SMALL
     if routing == "connectionist" and variant.trunk:
@@ -379,7 +382,7 @@ VARIANTS: dict[str, Variant] = {
     "whole": Variant(WHOLE, (_whole,)),
     "cut": Variant(DEEP, (_stiff, _cut), _ALL),
     "fine-cut": Variant(FINE, (_fine, _stiff, _cut)),
-    "cut-mirror": Variant(MIRROR, (_stiff, _cut), data=_STEREO),
+    "cut-mirror": Variant(MIRROR, (_stiff, _cut), _ALL, _STEREO),
     "fine-cut-mirror": Variant(FINE_MIRROR, (_fine, _stiff, _cut), data=_STEREO),
     "pair": Variant(PAIR, (_fine, _stiff, _cut), ("similarity",), _STEREO),
     "fine-cut-drawn": Variant(FINE, (_fine, _stiff, _cut, _drawn_fine), data=_STEREO),
