@@ -2,8 +2,9 @@
 
     python benchmarks/together.py smallnorb-similarity-cut smallnorb-similarity-fine-cut
 
-Class shares are averaged, each network seeing the test set as it was prepared for it; with the mirror image too where
-all were trained on mirrored images. Prints each error, the most frequent mistakes, and one line of JSON.
+Class shares are averaged, each network seeing the test set as it was prepared for it, once even where it would look
+twice (`model.mirror`); with the mirror image too where all were trained on mirrored images. Prints each error, the most
+frequent mistakes, and one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from capsroute.analysis.subject import open_subject
 from capsroute.lanes import mean_share
-from capsroute.models import count_parameters
+from capsroute.models import count_parameters, look_once
 from capsroute.training import ranks
 from capsroute.training.evaluate import Predictions, predict
 from new_toys import mistakes
@@ -38,6 +39,8 @@ def main() -> None:
     given = parser.parse_args()
     ranks.set_threads(given.threads)
     subjects = [open_subject(name, given.data) for name in given.networks]
+    for subject in subjects:
+        look_once(subject.net)
     classes = subjects[0].classes
     weights = sum(count_parameters(subject.net, routing=True) for subject in subjects)
     told: dict[str, object] = {"networks": given.networks, "parameters": weights}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import capsroute as cr
 from capsroute.data import Transform
 from capsroute.mirror import Mirror, TwinNorm, mirrored, twin
-from capsroute.models import ConvNet, count_parameters
+from capsroute.models import ConvNet, count_parameters, look_once
 from capsroute.pretrained import borrow, load
 from capsroute.testing import assert_capsules_close
 from capsroute.training import recipe
@@ -90,6 +90,19 @@ def test_an_answer_is_the_mean_of_two_looks_and_training_has_one() -> None:
             module.eval()
     with torch.no_grad():
         assert_capsules_close(net(images), looks[0], 1e-6)
+
+
+def test_it_can_be_told_to_look_once() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(6, 2, 17, 17)
+    lanes = cr.LaneNet(lanes=[{}], image_size=17, in_channels=2, stem=STEM, capsules=((3, 3, 1),), mirror=True)
+    nets = [trained(network(), images), lanes]
+    for net in nets:
+        lane = net.lanes[0] if isinstance(net, cr.LaneNet) else net
+        assert isinstance(lane, cr.CapsNet)
+        look_once(net.eval())
+        with torch.no_grad():
+            torch.testing.assert_close(net(images).logits, lane.route(lane.primary_capsules(images)).logits)
 
 
 @pytest.mark.parametrize("swap", [False, True])
