@@ -195,6 +195,40 @@ def test_a_network_with_nothing_large_has_nothing_to_leave_out() -> None:
         CapsNet(image_size=12, stem=[4, 5, 2], primary=1, capsules=[], thin=100)
 
 
+def test_what_a_routing_learns_stays_whole() -> None:
+    options = {"routing": "connectionist", "routing_options": {"f_hidden": [64, 64], "g_hidden": [64, 64]}}
+    dense = whole(**options)
+    assert any(p.numel() > thinning.LARGE for p in dense.layers[0].routing.parameters())
+    weights = count_parameters(dense, routing=True) - 2000
+    assert set(thinning.thinned(whole(**options, thin=weights))) == {"stem.3", "primary.poses", "layers.0"}
+
+
+def test_of_filters_with_mirror_images_the_learned_half_is_thinned(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"mirror": "stereo", "stem": [[16, 5, 2], [32, 3, 1]]}
+    dense, net = whole(**options), whole(**options, thin=3000)
+    assert 2990 < count_parameters(net, routing=True) <= 3000 < count_parameters(dense, routing=True)
+    filters = net.stem[3].weight
+    zeros = filters[:16] == 0
+    assert zeros.any()
+    assert torch.equal(filters[:16][~zeros], dense.stem[3].weight[:16][~zeros]), "the largest, where they were"
+    torch.testing.assert_close(filters[16:], filters[:16].roll(8, 1).flip(-1))
+
+    torch.manual_seed(3)
+    other = CapsNet(**{**SMALL, **options})
+    other.save_pretrained(tmp_path / "whole")
+    pretrained.borrow(net, tmp_path / "whole")
+    kept = net.stem[3].weight != 0
+    assert torch.equal(net.stem[3].weight[kept], other.stem[3].weight[kept])
+    assert other.stem[3].weight[kept].abs().min() >= other.stem[3].weight[~kept].abs().max()
+
+    net.eval().save_pretrained(tmp_path / "thin")
+    again = cr.CapsNet.from_pretrained(tmp_path / "thin")
+    assert torch.equal(again(images()).logits, net(images()).logits)
+    assert torch.equal(copy.deepcopy(net)(images()).logits, net(images()).logits)
+    net.train()(images()).logits.square().sum().backward()
+    assert all(value.grad is not None and value.grad.any() for value in thinning.values(net))
+
+
 def test_a_thinned_network_trains_and_goes_on_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

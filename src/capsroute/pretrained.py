@@ -15,7 +15,7 @@ from torch import nn
 from capsroute.errors import RunError
 from capsroute.lanes import LaneNet
 from capsroute.models import CapsNet, ConvNet, Saved, to_json
-from capsroute.thinning import thinned
+from capsroute.thinning import refill, thinned
 
 SHIPPED = Path(__file__).parent / "weights"
 Network = CapsNet | ConvNet | LaneNet
@@ -107,8 +107,6 @@ def _borrow(net: nn.Module, folder: Path, part: str = "") -> int:
             tensor.copy_(saved[key])
             fitting += 1
     for key, layer in thinned(net).items():
-        whole = saved.get(f"{key}.weight")
-        if whole is not None and whole.shape == layer.weight.shape:
-            layer.weight = whole
-            fitting += 1
+        learned = saved.get(f"{key}.weight", saved.get(f"{key}.parametrizations.weight.original"))
+        fitting += learned is not None and refill(layer, learned)
     return fitting
