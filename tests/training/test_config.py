@@ -31,7 +31,7 @@ NAMES = (
         )
     }
     | {f"smallnorb-{routing}-{kind}" for kind in STEREO for routing in ROUTINGS}
-    | {f"smallnorb-similarity-{kind}" for kind in ("taught", "thin", "thin-drawn", "pair")}
+    | {f"smallnorb-similarity-{kind}" for kind in ("taught", "thin", "thin-drawn", "thin-mirror", "pair")}
     | {"smallnorb-cnn-cut-mirror"}
 )
 
@@ -58,7 +58,7 @@ def test_round_trip_through_json(name: str) -> None:
         ),
         *("cnn-deep", "cnn-deep-bounded", "cnn-stiff", "cnn-cut", "similarity-crops", "em-crops", "similarity-whole"),
         *("similarity-whole-cut", "similarity-taught", "similarity-thin", "similarity-thin-drawn"),
-        *("similarity-pair", "cnn-cut-mirror"),
+        *("similarity-pair", "similarity-thin-mirror", "cnn-cut-mirror"),
     ],
 )
 def test_deep_recipes_have_below_a_hundred_thousand_weights(kind: str) -> None:

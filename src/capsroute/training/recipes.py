@@ -18,7 +18,10 @@ trained on drawn toys as well. `smallnorb-similarity-taught` is
 two networks side by side that learn what four of these, as they ship with capsroute, say together of toys mixed, bent
 and joined beyond what their labels allow for; it begins with `-fine-cut`. `smallnorb-similarity-thin` is those four
 side by side, two thirds of their weights left out, each of which learns to say what it said before, also of drawn toys;
-`smallnorb-similarity-thin-drawn` has `-fine-cut-drawn` in the place of one of them.
+`smallnorb-similarity-thin-drawn` has `-fine-cut-drawn` in the place of one of them. In `smallnorb-<routing>-cut-mirror`
+and `-fine-cut-mirror` half of the filters are mirror images of the other half, and the network looks twice;
+`smallnorb-similarity-pair` is one of each side by side, `smallnorb-similarity-thin-mirror` two of each, as they ship
+with capsroute, half of their weights left out.
 `smallnorb-<routing>-crops` is the paper's trunk trained as published networks were: long, batch norm throughout, that
 loss, and of random changes crops alone.
 """
@@ -132,6 +135,20 @@ PAIR: dict[str, Any] = {
     "network": "LaneNet",
     "average": "shares",
     "lanes": [{"stem": FINE_MIRROR["stem"]}, {"view": [80, 2]}],
+}
+# Two seeds of each of these, with half of their weights: 99K together. Views are in pixels of 80 x 80 windows.
+MIRROR_TEACHERS: dict[str, Any] = {
+    "smallnorb-similarity-cut-mirror": [80, 2],
+    "smallnorb-similarity-cut-mirror-1": [80, 2],
+    "smallnorb-similarity-fine-cut-mirror": [80],
+    "smallnorb-similarity-fine-cut-mirror-1": [80],
+}
+THIN_MIRROR: dict[str, Any] = {
+    **PAIR,
+    "lanes": [
+        *[{"view": [80, 2], "thin": 23_500}] * 2,
+        *[{"stem": FINE_MIRROR["stem"], "thin": 26_000}] * 2,
+    ],
 }
 DISPARITY: dict[str, Any] = {**DEEP, "disparity": 6}
 DEEP_CNN: dict[str, Any] = {"parameters": 62_000}
@@ -311,6 +328,11 @@ def _thinned_drawn(config: Config) -> Config:
     )
 
 
+def _thinned_mirror(config: Config) -> Config:
+    teachers = replace(config.loss, teachers=MIRROR_TEACHERS)
+    return replace(config, loss=teachers, start=tuple(MIRROR_TEACHERS))
+
+
 def _bounded(config: Config) -> Config:
     """Views of a class made alike, rather than each far from other classes; that does mixup's work, and better.
 
@@ -385,6 +407,9 @@ VARIANTS: dict[str, Variant] = {
     "cut-mirror": Variant(MIRROR, (_stiff, _cut), _ALL, _STEREO),
     "fine-cut-mirror": Variant(FINE_MIRROR, (_fine, _stiff, _cut), data=_STEREO),
     "pair": Variant(PAIR, (_fine, _stiff, _cut), ("similarity",), _STEREO),
+    "thin-mirror": Variant(
+        THIN_MIRROR, (partial(_fine, epochs=10), _taught, _thinned, _thinned_mirror), ("similarity",), _STEREO
+    ),
     "fine-cut-drawn": Variant(FINE, (_fine, _stiff, _cut, _drawn_fine), data=_STEREO),
     "whole-cut": Variant(WHOLE, (_whole, _cut)),
     "taught": Variant(TAUGHT, (partial(_fine, epochs=24), _taught), ("similarity",), _STEREO),
