@@ -27,8 +27,8 @@ MOVES = (4, 8)
 # What `beyond` compares: shipped networks of about the same size, and what each data set has to try them with.
 BEYOND: dict[tuple[str, ...], dict[str, bool]] = {
     ("affnist-similarity", "affnist-cnn"): {"affine": True, "overlapping": True},
-    ("smallnorb-similarity-cut", "smallnorb-cnn-cut"): {"robust": True},
-    ("smallnorb-similarity-cut-1", "smallnorb-cnn-cut-1"): {"robust": True},
+    ("smallnorb-similarity-cut-mirror", "smallnorb-cnn-cut-mirror"): {"robust": True},
+    ("smallnorb-similarity-cut-mirror-1", "smallnorb-cnn-cut-mirror-1"): {"robust": True},
 }
 
 
