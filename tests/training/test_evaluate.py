@@ -18,11 +18,11 @@ from capsroute.data import Split, Transform
 from capsroute.data.transforms import THIRTEEN_CROPS
 from capsroute.errors import RunError
 from capsroute.training import Predictions, predict, recipe, verdict
-from capsroute.training.commands import run_evaluation
+from capsroute.training.commands import _print_missed, run_evaluation
 from capsroute.training.config import ConfigError
-from capsroute.training.evaluate import confusion, wilson
+from capsroute.training.evaluate import confusion, missed, wilson
 from capsroute.training.report import worst_mistakes
-from capsroute.training.verdict import LIGHTS, Trained, beyond, draw, judge, load_trained, relit
+from capsroute.training.verdict import LIGHTS, Trained, Verdict, beyond, draw, judge, load_trained, relit
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,19 @@ def test_the_surest_mistakes_come_first() -> None:
     assert worst_mistakes(Predictions(logits, torch.tensor([0, 0, 0, 0]))).tolist() == [1, 3, 0]
     pairs = Predictions(torch.tensor([[5.0, 1.0, 4.0], [5.0, 4.0, 1.0]]), torch.tensor([[0, 1], [1, 0]]))
     assert worst_mistakes(pairs).tolist() == [0]
+
+
+def test_the_objects_with_most_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    made_up = Split.of(np.zeros((6, 1, 2, 2), np.uint8), [0, 0, 0, 1, 1, 1], {"instance": [3, 3, 8, 3, 3, 8]})
+    logits = torch.eye(2)[[1, 0, 0, 0, 0, 1]]
+    found = Predictions(logits, torch.from_numpy(made_up.labels))
+    assert missed(found, made_up) == [(1, 3, 2, 2), (0, 3, 1, 2)]
+    _print_missed(Verdict("made up", made_up, Transform(), found), ("cat", "dog"))
+    assert capsys.readouterr().out == "most mistakes are views of dog 3: 2 of 2, cat 3: 1 of 2\n"
+    assert missed(found, Split.of(np.zeros((6, 1, 2, 2), np.uint8), made_up.labels)) == [], "no objects are known"
+    right = Predictions(torch.eye(2)[made_up.labels], found.labels)
+    _print_missed(Verdict("made up", made_up, Transform(), right), ("cat", "dog"))
+    assert capsys.readouterr().out == ""
 
 
 class Mean(nn.Module):

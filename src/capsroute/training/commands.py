@@ -14,6 +14,8 @@ from capsroute.training.run import Run
 if TYPE_CHECKING:
     from capsroute.training.verdict import Verdict
 
+MISSED = 5  # objects that are named
+
 
 def run_training(
     name: str | None,
@@ -97,6 +99,7 @@ def run_evaluation(
         )
     if verdicts[0].found.labels.dim() == 1:
         _print_confusion(verdicts[0], trained.dataset.classes)
+        _print_missed(verdicts[0], trained.dataset.classes)
     print("\n".join(f"picture: {path}" for path in drawn))
 
 
@@ -131,6 +134,15 @@ def _print_confusion(verdict: Verdict, classes: tuple[str, ...]) -> None:
     for name, row in zip(classes, confusion(verdict.found).tolist(), strict=True):
         table.add_row(name, *(str(count) if count else "" for count in row))
     Console().print(table)
+
+
+def _print_missed(verdict: Verdict, classes: tuple[str, ...]) -> None:
+    from capsroute.training.evaluate import missed
+
+    objects = missed(verdict.found, verdict.split)
+    if objects:
+        most = (f"{classes[one.label]} {one.instance}: {one.wrong} of {one.views:,}" for one in objects[:MISSED])
+        print(f"most mistakes are views of {', '.join(most)}")
 
 
 def _chosen(name: str | None, out: Path | None, resume: bool) -> Config:

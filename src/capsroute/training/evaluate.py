@@ -116,3 +116,26 @@ def confusion(predictions: Predictions) -> Int[Tensor, "K K"]:
     classes = predictions.logits.shape[1]
     pairs = predictions.labels * classes + predictions.logits.argmax(1)
     return torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+class Missed(NamedTuple):
+    """An object of a class, and how many of its views were taken for another class."""
+
+    label: int
+    instance: int
+    wrong: int
+    views: int
+
+
+def missed(predictions: Predictions, split: Split) -> list[Missed]:
+    """The objects with mistakes, most first; none where the data set does not tell objects apart."""
+    if "instance" not in split.meta or predictions.labels.dim() > 1:
+        return []
+    wrong = (~predictions.right).numpy()
+    counts: dict[tuple[int, int], list[int]] = {}
+    for label, instance, failed in zip(split.labels.tolist(), split.meta["instance"].tolist(), wrong, strict=True):
+        count = counts.setdefault((label, instance), [0, 0])
+        count[0] += int(failed)
+        count[1] += 1
+    found = [Missed(*known, *count) for known, count in counts.items() if count[0]]
+    return sorted(found, key=lambda one: (-one.wrong, one.label, one.instance))
