@@ -26,7 +26,7 @@ LIGHTS = {"64 brighter": (1.0, 64.0), "64 darker": (1.0, -64.0), "half the contr
 MOVES = (4, 8)
 # What `beyond` compares: shipped networks of about the same size, and what each data set has to try them with.
 BEYOND: dict[tuple[str, ...], dict[str, bool]] = {
-    ("affnist-similarity", "affnist-cnn"): {"affine": True, "overlapping": True},
+    ("affnist-similarity-deep", "affnist-cnn-deep"): {"affine": True, "overlapping": True},
     ("smallnorb-similarity-cut-mirror", "smallnorb-cnn-cut-mirror"): {"robust": True},
     ("smallnorb-similarity-cut-mirror-1", "smallnorb-cnn-cut-mirror-1"): {"robust": True},
 }
