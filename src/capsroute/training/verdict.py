@@ -27,6 +27,7 @@ MOVES = (4, 8)
 # What `beyond` compares: shipped networks of about the same size, and what each data set has to try them with.
 BEYOND: dict[tuple[str, ...], dict[str, bool]] = {
     ("affnist-similarity-deep", "affnist-cnn-deep"): {"affine": True, "overlapping": True},
+    ("affnist-similarity-deep-1", "affnist-cnn-deep-1"): {"affine": True, "overlapping": True},
     ("smallnorb-similarity-cut-mirror", "smallnorb-cnn-cut-mirror"): {"robust": True},
     ("smallnorb-similarity-cut-mirror-1", "smallnorb-cnn-cut-mirror-1"): {"robust": True},
 }
